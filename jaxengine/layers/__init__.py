@@ -1,0 +1,1 @@
+"""The mathematics that models share: pure functions over arrays."""

@@ -1,0 +1,63 @@
+"""Attention of a step's tokens over the paged KV pool, each device on its own heads."""
+
+from functools import partial
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxengine.arrays import StepBatch
+from jaxengine.layers.linear import linear
+from pallas_kernels.ragged_paged_attention import KVLayer, ragged_paged_attention
+from sharding import spec
+
+Q_AXES = ("tokens", "kv_heads", "q_group", "head")
+KV_AXES = ("tokens", "kv_heads", "head")
+
+
+def project_qkv(x: jax.Array, wq: jax.Array, wkv: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """x [T, D], wq [K, G, H, D], wkv [2, K, H, D] -> q [T, K, G, H], k [T, K, H], v [T, K, H]."""
+    q = linear("td,kghd->tkgh", x, wq, Q_AXES)
+    kv = linear("td,ikhd->tikh", x, wkv, ("tokens", None, "kv_heads", "head"))
+    return q, kv[:, 0], kv[:, 1]
+
+
+def project_out(out: jax.Array, wo: jax.Array) -> jax.Array:
+    """out [T, K, G, H], wo [D, K, G, H] -> [T, D]."""
+    return linear("tkgh,dkgh->td", out, wo, ("tokens", "embed"))
+
+
+def paged_attention(
+    q: jax.Array,            # [T, K, G, H]
+    k: jax.Array,            # [T, K, H]
+    v: jax.Array,            # [T, K, H]
+    kv: KVLayer,
+    batch: StepBatch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,   # f32[K, G]
+) -> tuple[jax.Array, KVLayer]:
+    """Writes k and v into the pool and attends; returns (out [T, K, G, H], updated kv).
+
+    Kernels see one device's heads only, so they run in a fully manual shard_map.
+    """
+    kernel = partial(
+        ragged_paged_attention, scale=scale, sliding_window=sliding_window, softcap=softcap,
+        max_q_len=batch.max_q_len, backend=batch.attention_backend,
+    )
+
+    def local(q, k, v, kv, metadata, sinks):
+        T, K, G, H = q.shape
+        out, kv = kernel(q.reshape(T, K * G, H), k, v, kv, metadata,
+                         sinks=None if sinks is None else sinks.reshape(K * G))
+        return out.reshape(T, K, G, H), kv
+
+    kv_specs = jax.tree.map(lambda _: spec("blocks", "kv_heads", None), kv)
+    everywhere = jax.tree.map(lambda _: PartitionSpec(), batch.attention)
+    return jax.shard_map(
+        local,
+        in_specs=(spec(*Q_AXES), spec(*KV_AXES), spec(*KV_AXES), kv_specs, everywhere, spec("kv_heads", "q_group")),
+        out_specs=(spec(*Q_AXES), kv_specs),
+        check_vma=False,
+    )(q, k, v, kv, batch.attention, sinks)

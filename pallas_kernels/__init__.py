@@ -1,0 +1,1 @@
+"""The engine's kernels: jax only, no knowledge of engines."""

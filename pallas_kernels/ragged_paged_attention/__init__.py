@@ -1,0 +1,10 @@
+"""Causal attention of a ragged batch over a paged KV cache: the contract, a readable reference, back ends."""
+
+from pallas_kernels.ragged_paged_attention.api import (
+    AttentionMetadata,
+    KVLayer,
+    kv_layer_spec,
+    ragged_paged_attention,
+)
+
+__all__ = ["AttentionMetadata", "KVLayer", "kv_layer_spec", "ragged_paged_attention"]

@@ -1,0 +1,24 @@
+"""The device mesh that every compiled step runs under."""
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+AXES = ("data", "kv", "group")
+
+
+def make_mesh(
+    data: int = 1, kv: int = 1, group: int = 1, devices: list[jax.Device] | None = None
+) -> Mesh:
+    """An explicit mesh of `data * kv * group` devices.
+
+    Tensor parallelism is `kv * group`: KV heads split over `kv`, and the query heads that share one
+    KV head split over `group`, so a model with fewer KV heads than devices needs no copies of them.
+    On one device every axis has size one and the program is the same.
+
+    Raises ValueError when there are fewer devices than the mesh asks for.
+    """
+    wanted = data * kv * group
+    devices = jax.devices() if devices is None else devices
+    if len(devices) < wanted:
+        raise ValueError(f"mesh data={data} x kv={kv} x group={group} needs {wanted} devices, found {len(devices)}")
+    return jax.make_mesh((data, kv, group), AXES, axis_types=(AxisType.Explicit,) * 3, devices=devices[:wanted])
