@@ -8,7 +8,7 @@ from flax import struct
 
 from jaxengine.arrays import KVPool, StepBatch
 from jaxengine.layers.attention import paged_attention, project_out, project_qkv
-from jaxengine.layers.linear import embed
+from jaxengine.layers.linear import embed, unembed
 from jaxengine.layers.mlp import gated_mlp
 from jaxengine.layers.norm import rms_norm
 from jaxengine.layers.rope import RopeConfig, apply_rope, rope_angles
@@ -119,3 +119,8 @@ def forward(params: Params, batch: StepBatch, pool: KVPool, cfg: Config) -> tupl
         x = x + gated_mlp(rms_norm(x, p.mlp_norm, cfg.rms_norm_eps), p.gate_up, p.down, jax.nn.silu)
         layers.append(kv)
     return rms_norm(x, params.norm, cfg.rms_norm_eps), KVPool(tuple(layers))
+
+
+def compute_logits(params: Params, x: jax.Array, cfg: Config) -> jax.Array:
+    """Rows x [R, D] of `forward`'s hidden states -> logits f32[R, V]."""
+    return unembed(x, params.embed if params.lm_head is None else params.lm_head)
