@@ -1,0 +1,40 @@
+# The project's tasks. `make help` lists them; each one installs what it needs into .venv first.
+#
+#   make serve                         talk to the demo model
+#   make test ARGS='-k scheduler'      part of the tests
+#   make setup ACCELERATOR=cuda13      cpu, cuda13 or tpu, where the guess is wrong
+#   make setup PYTHON=/path/python3.12 another interpreter
+
+MODEL ?= smollm2-135m-instruct
+ACCELERATOR ?=
+PYTHON ?=
+ARGS ?=
+export ACCELERATOR PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev serve test lint bench clean
+
+help:   ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+setup:  ## make .venv and install the engine (again only when pyproject.toml changed)
+	@scripts/setup gguf
+
+setup-dev:  ## the same with what the tests and linters need
+	@scripts/setup gguf,dev
+
+serve: setup  ## chat with the demo model (MODEL=... for another); prompts come from standard input
+	@.venv/bin/jaxengine chat $(MODEL) $(ARGS)
+
+test: setup-dev  ## run the tests (ARGS=... goes to pytest)
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint: setup-dev  ## ruff and pyright
+	@.venv/bin/ruff check .
+	@.venv/bin/pyright
+
+bench: setup-dev  ## measure (ARGS=... goes to jaxengine bench)
+	@.venv/bin/jaxengine bench $(ARGS)
+
+clean:  ## remove .venv and what tools leave behind
+	rm -rf .venv .venv-floor build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
