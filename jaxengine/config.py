@@ -43,7 +43,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None              # None: what the model declares
     enable_chunked_prefill: bool = True
-    policy: str = "fcfs"                          # a name in scheduler.policies.POLICIES
+    policy: str = "priority"                      # a name in scheduler.policies.POLICIES
 
     def __post_init__(self) -> None:
         _at_least("max_num_seqs", self.max_num_seqs, 1)

@@ -159,7 +159,10 @@ class Sequence:
     num_pending: int = 0
     num_computed_tokens: int = 0                          # tokens whose KV is (or will be, once planned steps ran) in the pool
     num_cached_tokens: int = 0                            # prompt tokens taken from the prefix cache at first admission
+    max_num_tokens: int = 0                               # prompt and output end here; the scheduler sets it, see its `add`
     block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)   # chained digests of full blocks of known ids
+    num_registered_blocks: int = 0                        # leading blocks that the prefix cache has seen
     slot: int = -1                                        # row of the per-sequence device state while running
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
