@@ -88,7 +88,8 @@ class Scheduler:
         """Queues a request; returns its n sequences. Raises ValueError for one that can never be served.
 
         Output ends at max_tokens, at max_model_len, or where one sequence fills the whole pool, whichever
-        comes first (Sequence.max_num_tokens). The first sequence computes the prompt for all n.
+        comes first (Sequence.max_num_tokens). The first sequence computes the prompt for all n. With
+        max_tokens=0 nothing is sampled: finish it once the prompt's last row is read.
         """
         if request.request_id in self._by_request:
             raise ValueError(f"request_id={request.request_id!r} is in use; choose another one")
@@ -171,16 +172,25 @@ class Scheduler:
         preemption, which takes the last, never hits a sequence that is already in the plan."""
         draft.budget -= sum(_num_uncomputed(seq) == 1 for seq in self._running)
         for seq in tuple(self._running):
-            wanted = _num_uncomputed(seq)
-            if wanted > 1:
-                wanted = min(wanted, draft.budget, max(1, self.blocks.room(seq)))
-                draft.budget -= wanted
+            uncomputed = _num_uncomputed(seq)
+            wanted = 1 if uncomputed == 1 else min(uncomputed, draft.budget)
             if wanted == 0:
                 continue
-            while not self.blocks.allocate(seq, wanted, draft.copies):
-                if self._preempt_last(draft) is seq:
-                    return   # and everyone after it is gone already
-            self._plan_row(seq, wanted, draft)
+            granted = self._grant(seq, wanted, draft)
+            if granted == 0:
+                return   # it was the last: everyone after it is gone already
+            if uncomputed > 1:
+                draft.budget -= granted
+            self._plan_row(seq, granted, draft)
+
+    def _grant(self, seq: Sequence, wanted: int, draft: _Draft) -> int:
+        """Blocks for up to `wanted` tokens, for one at least: preempts others for it. 0: preempted `seq`."""
+        while True:
+            granted = 1 if wanted == 1 else min(wanted, max(1, self.blocks.room(seq)))
+            if self.blocks.allocate(seq, granted, draft.copies):
+                return granted
+            if self._preempt_last(draft) is seq:
+                return 0
 
     def _admit(self, draft: _Draft) -> None:
         """Admits in policy order. One that does not fit yet holds back all after it, or it might starve."""
@@ -229,10 +239,10 @@ class Scheduler:
         insort(self._running, seq, key=self._order)
 
     def _plan_row(self, seq: Sequence, num_tokens: int, draft: _Draft) -> None:
-        start, num_known = seq.num_computed_tokens, seq.num_tokens
-        seq.num_computed_tokens = start + num_tokens
-        at_end = seq.num_computed_tokens == num_known
-        sample = at_end and num_known < seq.max_num_tokens
+        start = seq.num_computed_tokens
+        seq.num_computed_tokens += num_tokens
+        at_end = seq.num_computed_tokens == seq.num_tokens
+        sample = at_end and seq.num_tokens < seq.max_num_tokens   # with max_tokens=0 a prompt ends unsampled
         seq.num_pending += sample
         draft.rows.append(PlannedRow(seq.seq_id, seq.slot, start, num_tokens, sample))
         if at_end and seq.seq_id in self._unforked:
