@@ -172,13 +172,15 @@ class Scheduler:
         preemption, which takes the last, never hits a sequence that is already in the plan."""
         draft.budget -= sum(_num_uncomputed(seq) == 1 for seq in self._running)
         for seq in tuple(self._running):
+            if seq.status is not SequenceStatus.RUNNING:
+                return   # preempted for one before it, and so is everyone after it
             uncomputed = _num_uncomputed(seq)
             wanted = 1 if uncomputed == 1 else min(uncomputed, draft.budget)
             if wanted == 0:
                 continue
             granted = self._grant(seq, wanted, draft)
             if granted == 0:
-                return   # it was the last: everyone after it is gone already
+                return
             if uncomputed > 1:
                 draft.budget -= granted
             self._plan_row(seq, granted, draft)
