@@ -1,0 +1,35 @@
+"""JAX's persistent compilation cache, on by default: the second start compiles nothing."""
+
+import hashlib
+import platform
+from pathlib import Path
+
+import jax
+import jaxlib
+
+
+def enable(directory: str | None) -> Path | None:
+    """Points JAX at a cache folder, keyed by jaxlib's version, the platform and this CPU's features.
+
+    None: the user's cache folder. "": off. A folder that the caller configured in JAX itself is kept.
+    Entries compiled for another CPU crash, hence the key.
+    """
+    if directory == "":
+        return None
+    if jax.config.jax_compilation_cache_dir:
+        return Path(jax.config.jax_compilation_cache_dir)
+    base = Path(directory).expanduser() if directory else Path.home() / ".cache" / "jaxengine" / "xla"
+    folder = base / f"{jax.default_backend()}-{jaxlib.__version__}-{_cpu_key()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return folder
+
+
+def _cpu_key() -> str:
+    features = platform.machine() + platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        features += next((line for line in cpuinfo.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+    return hashlib.blake2b(features.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,132 @@
+"""The device side of the engine: weights, KV pool, per-slot state and the compiled steps over them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxengine.config import EngineConfig
+from jaxengine.engine import compile_cache, sampler
+from jaxengine.engine.ledger import CompileLedger, Key
+from jaxengine.engine.memory import MemoryPlan, abstract_pool, allocate, plan_memory
+from jaxengine.engine.step import COPIES, SCORE_ROWS, StepBuckets, Steps
+from jaxengine.scheduler.buckets import decode_buckets, row_buckets, token_buckets
+from pallas_kernels.backend import resolve_backend
+from sharding import abstract_params
+
+
+class Runner:
+    """Compiles and calls the steps. Made before the weights are loaded, so that both happen at once."""
+
+    def __init__(self, family: ModuleType, cfg: Any, config: EngineConfig, mesh: Mesh, dtype: Any, max_model_len: int) -> None:
+        self.cfg, self.config, self.mesh = cfg, config, mesh
+        self.cache_folder = compile_cache.enable(config.compile.cache_dir)
+        params = abstract_params(family.param_specs(cfg), dtype, mesh)
+        self.memory: MemoryPlan = plan_memory(cfg, params, config, max_model_len, dtype, mesh)
+        self.backend, self.backend_reason = resolve_backend(
+            config.attention_backend, platform=mesh.devices.flat[0].platform, head_dim=cfg.head_dim,
+            block_size=config.cache.block_size, dtype=jnp.dtype(self.memory.kv_cache_dtype),
+        )
+        self.buckets = _step_buckets(config, -(-max_model_len // config.cache.block_size))
+        self.ledger = CompileLedger(
+            workers=2 if config.compile.warmup == "full" else 1,
+            forbid_after_warmup=config.compile.forbid_compile_after_warmup,
+        )
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._pool_shape = abstract_pool(cfg, self.memory, mesh)
+        state = jax.eval_shape(lambda: sampler.init_state(config.scheduler.max_num_seqs, cfg.vocab_size))
+        self._state_shape = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=self._replicated), state
+        )
+        self.steps = Steps(family, cfg, mesh, self.ledger, self.buckets, self.backend)
+        self.steps.plan_all(params, self._pool_shape, self._state_shape)
+        self.params: Any = None
+
+    def start_compiling(self) -> None:
+        """Starts on what the first answer needs; the rest by `warmup`."""
+        b = self.buckets
+        for key in (Key("mixed", b.mixed[0]), Key("decode", b.decode[0]), Key("greedy", b.greedy[0])):
+            self.ledger.start(key)
+        if self.config.compile.warmup != "lazy":
+            self.ledger.finish_warmup(wait=False)
+
+    def load(self, params: Any) -> None:
+        """Takes the weights and allocates the pool; with warmup "full" returns when all is compiled."""
+        self.params = params
+        self.pool = allocate(self._pool_shape)
+        self.state = allocate(self._state_shape)
+        if self.config.compile.warmup == "full":
+            self.ledger.finish_warmup(wait=True)
+
+    def forward(self, kind: str, bucket: int, packed: np.ndarray) -> tuple[jax.Array, jax.Array | None]:
+        """Dispatches a forward; returns (rows [R, D], hidden [T_max, D] of a mixed step) without waiting."""
+        step = self.ledger.get(Key(kind, bucket))
+        self.pool, rows, hidden = step(self.params, self.pool, self.state.last_tokens, self._put(packed))
+        return rows, hidden
+
+    def greedy(self, rows: jax.Array, slots: np.ndarray) -> sampler.SampleResult:
+        """Dispatches the greedy head on the first len(slots) rows; len(slots) is a bucket."""
+        step = self.ledger.get(Key("greedy", len(slots)))
+        result, self.state = step(self.params, rows, self.state, self._put(slots))
+        return _start_copy(result)
+
+    def sample(self, rows: jax.Array, inputs: sampler.SampleInputs, num_rows: int) -> sampler.SampleResult:
+        """Dispatches the full sampler on the first `num_rows` rows, a bucket."""
+        step = self.ledger.get(Key("sample", num_rows))
+        result, self.state = step(self.params, rows, self.state, jax.tree.map(self._put, inputs))
+        return _start_copy(result)
+
+    def score(self, hidden: jax.Array, index: np.ndarray, targets: np.ndarray) -> list[sampler.ScoreResult]:
+        """Log-probabilities of `targets` int32[n] at hidden rows `index` int32[n], SCORE_ROWS a call."""
+        step = self.ledger.get(Key("score"))
+        results = []
+        for at in range(0, len(index), SCORE_ROWS):
+            part = np.zeros((2, SCORE_ROWS), np.int32)
+            n = len(index[at : at + SCORE_ROWS])
+            part[0, :n], part[1, :n] = index[at : at + n], targets[at : at + n]
+            results.append(_start_copy(step(self.params, hidden, self._put(part[0]), self._put(part[1]))))
+        return results
+
+    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        for at in range(0, len(pairs), COPIES):
+            part = np.zeros((2, COPIES), np.int32)
+            chunk = pairs[at : at + COPIES]
+            part[:, : len(chunk)] = np.array(chunk, np.int32).T
+            self.pool = self.ledger.get(Key("copy"))(self.pool, self._put(part[0]), self._put(part[1]))
+
+    def reset_slot(self, slot: int, prompt: list[int], output: list[int]) -> None:
+        """Restores a slot's penalty counts when a sequence takes it."""
+        inputs = sampler.reset_inputs(slot, prompt, output, self.buckets.blocks_per_seq * self.config.cache.block_size)
+        self.state = self.ledger.get(Key("reset"))(self.state, *map(self._put, inputs))
+
+    def _put(self, x: np.ndarray) -> Any:
+        return x if self.mesh.size == 1 else jax.device_put(x, self._replicated)
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.params = self.pool = self.state = None
+
+
+def _start_copy(result: Any) -> Any:
+    for leaf in jax.tree.leaves(result):
+        leaf.copy_to_host_async()
+    return result
+
+
+def _step_buckets(config: EngineConfig, blocks_per_seq: int) -> StepBuckets:
+    seqs, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    decode = config.compile.decode_buckets or decode_buckets(seqs)
+    mixed = config.compile.token_buckets or token_buckets(tokens, seqs)
+    if decode[-1] < seqs:
+        raise ValueError(f"decode_buckets={decode} must reach max_num_seqs={seqs}")
+    if mixed[-1] < tokens:
+        raise ValueError(f"token_buckets={mixed} must reach max_num_batched_tokens={tokens}")
+    rows = row_buckets(seqs)
+    return StepBuckets(decode, mixed, greedy=rows, sample=rows[-2:], max_num_seqs=seqs, blocks_per_seq=blocks_per_seq)
+
+
