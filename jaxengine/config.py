@@ -123,11 +123,23 @@ class EngineConfig:
 
     @classmethod
     def from_toml(cls, path: str | Path, **overrides: Any) -> EngineConfig:
-        """A preset file (flat keys or [cache], [scheduler], ... tables), then overrides on top."""
-        options: dict[str, Any] = {}
-        for name, value in tomllib.loads(Path(path).read_text()).items():
-            options |= value if isinstance(value, dict) else {name: value}
-        return cls.from_options(**(options | overrides))
+        """A preset file, then overrides on top."""
+        return cls.from_options(**(read_preset(path) | overrides))
+
+
+def read_preset(path: str | Path) -> dict[str, Any]:
+    """The options in a preset file, by flat name; [cache], [scheduler], ... tables may group them.
+
+    Raises ValueError when the file is not TOML; `from_options` judges the names and values.
+    """
+    try:
+        content = tomllib.loads(Path(path).read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
+    options: dict[str, Any] = {}
+    for name, value in content.items():
+        options |= value if isinstance(value, dict) else {name: value}
+    return options
 
 
 def option_names() -> set[str]:

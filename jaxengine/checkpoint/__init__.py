@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxengine.checkpoint.checkpoint import Checkpoint
     from jaxengine.checkpoint.conversion import convert
-    from jaxengine.checkpoint.demo import demo_models, gemma_terms_accepted
+    from jaxengine.checkpoint.demo import cached_demo, demo_models, gemma_terms_accepted
     from jaxengine.checkpoint.load import load_params
     from jaxengine.checkpoint.open import open_checkpoint
 
 # Imported on first use: reading a GGUF header needs no jax.
 _EXPORTS = {
     "Checkpoint": "jaxengine.checkpoint.checkpoint",
+    "cached_demo": "jaxengine.checkpoint.demo",
     "convert": "jaxengine.checkpoint.conversion",
     "demo_models": "jaxengine.checkpoint.demo",
     "gemma_terms_accepted": "jaxengine.checkpoint.demo",
@@ -20,7 +21,9 @@ _EXPORTS = {
     "open_checkpoint": "jaxengine.checkpoint.open",
 }
 
-__all__ = ["Checkpoint", "convert", "demo_models", "gemma_terms_accepted", "load_params", "open_checkpoint"]
+__all__ = [
+    "Checkpoint", "cached_demo", "convert", "demo_models", "gemma_terms_accepted", "load_params", "open_checkpoint",
+]
 
 
 def __getattr__(name: str) -> Any:

