@@ -8,6 +8,7 @@ alone: every output has one right answer, whatever the schedule.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 
 from jaxengine.config import SchedulerConfig
@@ -19,27 +20,39 @@ STOP_ID = 0
 BAD = "bad"     # what a poisoned token writes, and everything computed from it
 
 
+def root(seq: Sequence) -> int:
+    return zlib.crc32((seq.request.cache_salt or "no salt").encode())
+
+
 def digest(before, token_id: int):
-    return BAD if before == BAD else hash((before, token_id))
+    return BAD if before == BAD else hash((before, token_id))     # of whole numbers: the same in every process
 
 
 def sampled_id(context, index: int) -> int:
-    return hash((context, index, "sample")) % VOCAB
+    return hash((context, index, -1)) % VOCAB
+
+
+def stops(seq: Sequence, token_id: int) -> bool:
+    return token_id == STOP_ID and not seq.request.params.ignore_eos
 
 
 def expected_output(seq: Sequence) -> list[int]:
     """What a sequence yields alone: to its first stop id or its limit."""
-    context, ids = seq.request.cache_salt, []
+    context, ids = root(seq), []
     for token_id in seq.request.prompt_token_ids:
         context = digest(context, token_id)
-    while len(ids) < seq.max_num_tokens - seq.num_prompt_tokens and STOP_ID not in ids:
+    while len(ids) < seq.max_num_tokens - seq.num_prompt_tokens and not (ids and stops(seq, ids[-1])):
         ids.append(sampled_id(context, seq.index))
         context = digest(context, ids[-1])
     return ids
 
 
-def request(name: str, prompt: list[int], max_tokens: int | None = 8, n: int = 1, arrival: float = 0.0, **fields):
-    return Request(name, prompt, SamplingParams(n=n, max_tokens=max_tokens), arrival_time=arrival, **fields)
+def request(
+    name: str, prompt: list[int], max_tokens: int | None = 8, n: int = 1, arrival: float = 0.0,
+    ignore_eos: bool = True, **fields,
+) -> Request:
+    params = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    return Request(name, prompt, params, arrival_time=arrival, **fields)
 
 
 @dataclass
@@ -110,7 +123,7 @@ class FakeEngine:
 
     def _verify_context(self, seq: Sequence, ids: list[int]):
         """The pool, read through the block table, holds the sequence's context. Returns the last digest."""
-        size, context = self.scheduler.blocks.block_size, seq.request.cache_salt
+        size, context = self.scheduler.blocks.block_size, root(seq)
         for position, token_id in enumerate(ids):
             stored = self.pool[seq.block_table[position // size]][position % size]
             context = BAD if BAD in (context, stored) and self.poison is not None else digest(context, token_id)
@@ -149,7 +162,7 @@ class FakeEngine:
                 self.failed.append(seq.seq_id)
             self.scheduler.finish(seq, FinishReason.ERROR, register=False)
         elif self.scheduler.commit(seq, sample):
-            if sample == STOP_ID:
+            if stops(seq, sample):
                 self.scheduler.finish(seq, FinishReason.STOP, sample)
             elif len(seq.token_ids) >= seq.max_num_tokens:
                 self.scheduler.finish(seq, FinishReason.LENGTH)

@@ -9,11 +9,11 @@ from jaxengine.types import FinishReason
 MAX_MODEL_LEN = 40
 POISON = 7
 
-# Few distinct prompts beginnings, so that prefixes are often shared.
+# Few distinct beginnings, so that prefixes are often shared.
 prompts = st.builds(
     lambda stem, tail: [1, 2, 3, 4, 5, 6][:stem] * 3 + tail,
-    st.integers(0, 6),
-    st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    st.sampled_from([0, 2, 4, 4, 6]),
+    st.lists(st.integers(1, 3), min_size=1, max_size=6),
 )
 
 
@@ -22,27 +22,28 @@ def workloads(draw):
     """(engine settings, [(step of arrival, request fields, step of abort or None)])."""
     chunked = draw(st.booleans())
     max_num_seqs = draw(st.integers(1, 6))
+    block_size = draw(st.sampled_from([1, 2, 4, 8]))
     engine = {
-        "num_blocks": draw(st.integers(2, 30)),
-        "block_size": draw(st.sampled_from([1, 2, 4, 8])),
+        "num_blocks": 2 + draw(st.integers(16, 100)) // block_size,
+        "block_size": block_size,
         "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": draw(st.integers(max_num_seqs, 30)),
+        "max_num_batched_tokens": draw(st.integers(max_num_seqs if chunked else 20, 30)),
         "max_model_len": MAX_MODEL_LEN,
-        "enable_prefix_caching": draw(st.booleans()),
+        "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
         "enable_chunked_prefill": chunked,
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
     }
     arrivals = []
-    for _ in range(draw(st.integers(1, 8))):
+    for _ in range(draw(st.integers(2, 10))):
         fields = {
             "prompt": draw(prompts),
             "max_tokens": draw(st.sampled_from([0, 1, 2, 5, 12, None])),
-            "n": draw(st.sampled_from([1, 1, 1, 2, 3])),
+            "n": draw(st.integers(1, min(3, max_num_seqs)) if draw(st.booleans()) else st.just(1)),
             "priority": 0 if engine["policy"] == "fcfs" else draw(st.integers(-2, 2)),
-            "cache_salt": draw(st.sampled_from([None, None, "a", "b"])),
+            "cache_salt": draw(st.sampled_from([None, None, None, "a"])),
         }
-        begin = draw(st.integers(0, 12))
-        end = draw(st.none() | st.none() | st.integers(begin, begin + 20))
+        begin = draw(st.integers(0, 15))
+        end = draw(st.none() | st.none() | st.none() | st.integers(begin, begin + 20))
         arrivals.append((begin, fields, end))
     return engine, sorted(arrivals, key=lambda a: a[0])
 
@@ -54,7 +55,7 @@ def drive(engine: FakeEngine, arrivals) -> set[int]:
         for i, (begin, fields, _) in enumerate(arrivals):
             if begin == step:
                 try:
-                    engine.add(request(f"r{i}", arrival=float(step), **fields))
+                    engine.add(request(f"r{i}", arrival=float(step), ignore_eos=False, **fields))
                 except ValueError:
                     event("refused")
         for i, (_, _, end) in enumerate(arrivals):
