@@ -22,7 +22,8 @@ _EXPORTS = {
 }
 
 __all__ = [
-    "Checkpoint", "cached_demo", "convert", "demo_models", "gemma_terms_accepted", "load_params", "open_checkpoint",
+    "Checkpoint", "cached_demo", "convert", "demo_models", "gemma_terms_accepted", "load_params",
+    "open_checkpoint",
 ]
 
 

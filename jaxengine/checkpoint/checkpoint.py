@@ -17,7 +17,7 @@ _COUNTS = (
 
 
 @dataclass(frozen=True)
-class Checkpoint(ABC):
+class Checkpoint:
     """An opened checkpoint. Headers are read and checked; no tensor is.
 
     kind: "huggingface", "gguf" or "orbax". dtype: what `--dtype auto` means for it. metadata: of a GGUF file
@@ -30,6 +30,10 @@ class Checkpoint(ABC):
     dtype: str
     generation_config: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+class TensorCheckpoint(Checkpoint, ABC):
+    """A checkpoint of published tensors, to be fused into parameters while they load."""
 
     @abstractmethod
     def names(self) -> Iterable[str]:
@@ -66,11 +70,11 @@ def check_config(config: Any, where: str, num_tensors: int) -> dict[str, Any]:
         raise ValueError(f"{where} must hold a JSON object, found {type(config).__name__}")
     for key in _COUNTS:
         value = config.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31):
+        if value is not None and (type(value) is not int or not 0 < value < 2**31):
             raise ValueError(f"{where}: {key}={value!r} must be a whole number of at least 1")
     layers = config.get("num_hidden_layers") or 0
     if layers > num_tensors:
-        raise ValueError(f"{where}: num_hidden_layers={layers}, but the checkpoint has only {num_tensors} tensors")
+        raise ValueError(f"{where}: num_hidden_layers={layers}, but there are only {num_tensors} tensors")
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise ValueError(f"{where}: architectures={architectures!r} must be a list of names")

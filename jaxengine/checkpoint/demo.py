@@ -78,7 +78,7 @@ def fetch_demo(
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Path:
-    """The model's file, downloaded and checked if it is not in the cache yet. Several processes may ask at once.
+    """The model's file, downloaded and checked if it is not in the cache. Several processes may ask at once.
 
     Raises ValueError where terms must be accepted first, pip fails, or the file is not the expected one.
     """

@@ -33,10 +33,9 @@ def check_readable(kind: str, where: str) -> None:
     """Raises ValueError where a type has no dequantiser (integer tensors, scratch formats)."""
     if kind in _PLAIN:
         return
-    quantized = _gguf().quants
     # The package has no public list; a type it cannot read raises NotImplementedError on any input.
     try:
-        quantized.dequantize(np.zeros((1, row_bytes(kind, 256)), np.uint8), _gguf().GGMLQuantizationType[kind])
+        dequantize_rows(np.zeros(row_bytes(kind, 256), np.uint8), kind, 256)
     except (NotImplementedError, KeyError):
         raise ValueError(f"{where} has ggml type {kind}, which the gguf package cannot dequantise") from None
 

@@ -1,7 +1,7 @@
 """The header of a GGUF file, parsed directly: metadata and where each tensor lies.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian). Nothing is
-allocated on a length or count that the file's own size does not bear out.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian).
+Nothing is allocated on a length or count that the file's own size does not bear out.
 """
 
 import mmap
@@ -20,14 +20,17 @@ VERSIONS = (2, 3)
 _MAX_DIMS = 4            # ggml's own limit
 _MAX_NESTING = 3         # arrays of arrays; nobody writes more than one level
 _STRING, _ARRAY = 8, 9
-_SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+_SCALARS = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
+    10: "<u8", 11: "<i8", 12: "<f8",
+}
 _FORMATS = {code: struct.Struct("<" + np.dtype(name).char) for code, name in _SCALARS.items()}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor's place. `shape` is row-major, so a weight is (out, in); `offset` is in bytes from the file's start."""
+    """One tensor's place. `shape` is row-major, a weight's is (out, in); `offset` is in bytes of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -111,13 +114,13 @@ class _Cursor:
 def _fixed_header(cursor: _Cursor) -> tuple[int, int]:
     """Checks magic and version; returns the claimed numbers of tensors and of metadata entries."""
     if cursor.data[:4] != MAGIC:
-        raise ValueError(f"{cursor.path} is not a GGUF file: it begins with {cursor.data[:4]!r}, not {MAGIC!r}")
+        raise ValueError(f"{cursor.path} is not a GGUF file: it begins with {cursor.data[:4]!r}")
     cursor.at = 4
     version = cursor.unpack(_U32)
     if version and version & 0xFFFF == 0:
-        raise ValueError(f"{cursor.path} is a big-endian GGUF file, which is not supported; convert it to little-endian")
+        raise ValueError(f"{cursor.path} is a big-endian GGUF file; only little-endian ones are read")
     if version not in VERSIONS:
-        raise ValueError(f"{cursor.path} has GGUF version {version}; supported: {', '.join(map(str, VERSIONS))}")
+        raise ValueError(f"{cursor.path} has GGUF version {version}; supported: {VERSIONS}")
     num_tensors, num_entries = cursor.unpack(_U64), cursor.unpack(_U64)
     cursor.need(num_entries, 8 + 4 + 1, "the metadata")
     cursor.need(num_tensors, 8 + 4 + 4 + 8, "the tensor table")
@@ -170,8 +173,9 @@ def _tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, GGU
         if name in tensors:
             raise ValueError(f"{cursor.path}: tensor {name!r} appears twice")
         if offset % alignment:
-            raise ValueError(f"{cursor.path}: tensor {name!r} has offset {offset}, not a multiple of {alignment}")
-        tensors[name] = GGUFTensor(name, shape, kind.name, start + offset, _num_bytes(cursor.path, name, shape, kind))
+            raise ValueError(f"{cursor.path}: tensor {name!r} has offset {offset}, not {alignment}-aligned")
+        nbytes = _num_bytes(cursor.path, name, shape, kind)
+        tensors[name] = GGUFTensor(name, shape, kind.name, start + offset, nbytes)
     _check_places(cursor.path, cursor.size, list(tensors.values()))
     return tensors
 
@@ -194,7 +198,8 @@ def _num_bytes(path: Path, name: str, shape: tuple[int, ...], kind: GGMLType) ->
         count *= dim
     if count == 0 or shape[-1] % kind.block_size:
         raise ValueError(
-            f"{path}: tensor {name!r} of type {kind.name} has shape {shape}; rows must be whole blocks of {kind.block_size}"
+            f"{path}: tensor {name!r} of type {kind.name} has shape {shape}; "
+            f"rows must be whole blocks of {kind.block_size}"
         )
     return count // kind.block_size * kind.block_bytes
 
@@ -205,7 +210,8 @@ def _check_places(path: Path, size: int, tensors: list[GGUFTensor]) -> None:
         end = tensor.offset + tensor.nbytes
         if end > size:
             raise ValueError(
-                f"{path} is cut short or damaged: tensor {tensor.name!r} ends at byte {end}, the file at {size}"
+                f"{path} is cut short or damaged: tensor {tensor.name!r} ends at byte {end}, "
+                f"the file at {size}"
             )
         if following is not None and end > following.offset:
             raise ValueError(f"{path}: tensors {tensor.name!r} and {following.name!r} overlap")

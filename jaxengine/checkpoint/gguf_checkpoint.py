@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxengine.checkpoint.checkpoint import Checkpoint, check_config
+from jaxengine.checkpoint.checkpoint import TensorCheckpoint, check_config
 from jaxengine.checkpoint.dequantize import check_readable, dequantize_rows, row_bytes
 from jaxengine.checkpoint.gguf import GGUFFile, GGUFTensor, read_gguf
-from jaxengine.checkpoint.gguf_config import published_config
+from jaxengine.checkpoint.gguf_config import ROPE_TABLE, published_config
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -38,7 +38,7 @@ _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 @dataclass(frozen=True)
-class GGUFCheckpoint(Checkpoint):
+class GGUFCheckpoint(TensorCheckpoint):
     file: GGUFFile = field(kw_only=True, repr=False)
     tensors: dict[str, GGUFTensor] = field(kw_only=True, repr=False)      # by Hugging Face name
 
@@ -78,10 +78,11 @@ def open_gguf(path: Path) -> GGUFCheckpoint:
     """Opens a .gguf file that holds a whole model."""
     file = read_gguf(path)
     if file.metadata.get("split.count", 1) != 1:
-        raise ValueError(f"{path} is one part of a split GGUF (split.count={file.metadata['split.count']}); join the parts first")
+        raise ValueError(f"{path} is one part of a split GGUF (split.count is not 1); join the parts first")
     config = check_config(published_config(file), str(path), len(file.tensors))
-    tensors = {_published_name(name, file): t for name, t in file.tensors.items() if name != "rope_freqs.weight"}
-    if len(tensors) < len(file.tensors) - ("rope_freqs.weight" in file.tensors):
+    weights = {name: tensor for name, tensor in file.tensors.items() if name != ROPE_TABLE}
+    tensors = {_published_name(name, file): tensor for name, tensor in weights.items()}
+    if len(tensors) < len(weights):
         raise ValueError(f"{path}: two tensors stand for the same published one")
     for kind in sorted({t.type for t in tensors.values()}):
         check_readable(kind, str(path))
@@ -116,4 +117,4 @@ def _check_heads(checkpoint: GGUFCheckpoint) -> None:
     for name in checkpoint.names():
         rows, multiple = prod(checkpoint.shape(name)[:-1]), checkpoint.row_multiple(name)
         if rows % multiple:
-            raise ValueError(f"{checkpoint.path}: {name} has {rows} rows, not a multiple of the head width {multiple}")
+            raise ValueError(f"{checkpoint.path}: {name} has {rows} rows, no multiple of head width {multiple}")

@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxengine.checkpoint.gguf import GGUFFile
 
-_ROPE_TABLE = "rope_freqs.weight"
+# The divisors of rope frequencies, kept where published configs have `rope_scaling`.
+ROPE_TABLE = "rope_freqs.weight"
 
 
 class _Metadata:
@@ -38,23 +39,23 @@ class _Metadata:
 
 
 def published_config(file: GGUFFile) -> dict[str, Any]:
-    """The Hugging Face config of a GGUF file. Raises ValueError naming an unknown architecture or missing key."""
+    """The Hugging Face config of a GGUF file. Raises ValueError naming what is unknown or missing."""
     meta = _Metadata(file)
     if meta.arch not in _BUILDERS:
         raise meta.fail(f"GGUF architecture {meta.arch!r} is not supported; known: {', '.join(_BUILDERS)}")
     if meta.get("expert_count"):
-        raise meta.fail(f"{meta.arch}.expert_count={meta.get('expert_count')}: mixtures of experts are not supported in GGUF")
+        raise meta.fail(f"{meta.arch}.expert_count is set: mixtures of experts are not supported in GGUF")
     return _common(meta) | _BUILDERS[meta.arch](meta)
 
 
 def _common(meta: _Metadata) -> dict[str, Any]:
     hidden, heads = meta.need("embedding_length"), meta.need("attention.head_count")
     if not all(isinstance(n, int) and n > 0 for n in (hidden, heads)):
-        raise meta.fail(f"embedding_length={hidden} and attention.head_count={heads} must be positive whole numbers")
+        raise meta.fail(f"embedding_length={hidden} and attention.head_count={heads} must be at least 1")
     head_dim = meta.get("attention.key_length", hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if meta.get(key, head_dim) != head_dim:
-            raise meta.fail(f"{meta.arch}.{key}={meta.get(key)} differs from the head width {head_dim}, which is not supported")
+            raise meta.fail(f"{meta.arch}.{key}={meta.get(key)} must equal the head width {head_dim}")
     return {
         "vocab_size": _vocab_size(meta),
         "hidden_size": hidden,
@@ -78,15 +79,15 @@ def _vocab_size(meta: _Metadata) -> int:
     """Rows of the embedding: the vocabulary's own length may be shorter where rows are padded."""
     table = meta.file.tensors.get("token_embd.weight")
     if table is None:
-        raise meta.fail("the file has no tensor token_embd.weight: it holds a vocabulary or an adapter, not a model")
+        raise meta.fail("the file has no tensor token_embd.weight: it holds no whole model")
     tokens = meta.all.get("tokenizer.ggml.tokens", ())
     if len(tokens) > table.shape[0]:
-        raise meta.fail(f"{len(tokens)} tokens in the vocabulary, but token_embd.weight has {table.shape[0]} rows")
+        raise meta.fail(f"the vocabulary has {len(tokens)} tokens, token_embd.weight {table.shape[0]} rows")
     return table.shape[0]
 
 
 def _rope_scaling(meta: _Metadata, head_dim: int) -> dict[str, Any] | None:
-    if _ROPE_TABLE in meta.file.tensors:
+    if ROPE_TABLE in meta.file.tensors:
         return _llama3_scaling(meta, head_dim)
     kind = meta.get("rope.scaling.type", "none")
     factor = meta.get("rope.scaling.factor", meta.get("rope.scale_linear", 1.0))
@@ -102,16 +103,16 @@ def _llama3_scaling(meta: _Metadata, head_dim: int) -> dict[str, Any]:
 
     The release has one setting but for `factor`, which is the largest divisor; the whole table is checked.
     """
-    tensor = meta.file.tensors[_ROPE_TABLE]
+    tensor = meta.file.tensors[ROPE_TABLE]
     if tensor.type != "F32" or tensor.shape != (head_dim // 2,):
-        raise meta.fail(f"{_ROPE_TABLE} is {tensor.type}{list(tensor.shape)}, expected F32[{head_dim // 2}]")
+        raise meta.fail(f"{ROPE_TABLE} is {tensor.type}{list(tensor.shape)}, expected F32[{head_dim // 2}]")
     table = meta.file.raw(tensor).view("<f4")
     factor, low, high, original = float(table.max()), 1.0, 4.0, 8192
     frequency = meta.get("rope.freq_base", 10000.0) ** -(np.arange(0, head_dim, 2) / head_dim)
     turns = original * frequency / (2 * math.pi)          # in the original context
     blend = np.clip((turns - low) / (high - low), 0, 1)
     if not np.allclose(table, 1 / ((1 - blend) / factor + blend), rtol=1e-3):
-        raise meta.fail(f"{_ROPE_TABLE} is not Llama 3.1's rope scaling, and no other table is supported")
+        raise meta.fail(f"{ROPE_TABLE} is not Llama 3.1's rope scaling, and no other table is supported")
     return {
         "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
         "original_max_position_embeddings": original,
@@ -179,10 +180,11 @@ def _layer_types(layers: int, period: int) -> list[str]:
 
 def _sane(meta: _Metadata, layers: Any) -> int:
     if not isinstance(layers, int) or not 0 < layers <= len(meta.file.tensors):
-        raise meta.fail(f"{meta.arch}.block_count={layers}, but the file has {len(meta.file.tensors)} tensors")
+        raise meta.fail(f"{meta.arch}.block_count={layers} for {len(meta.file.tensors)} tensors")
     return layers
 
 
 _BUILDERS: dict[str, Callable[[_Metadata], dict[str, Any]]] = {
-    "llama": _llama, "smollm3": _smollm3, "qwen2": _qwen(2), "qwen3": _qwen(3), "gemma2": _gemma2, "gemma3": _gemma3,
+    "llama": _llama, "smollm3": _smollm3, "qwen2": _qwen(2), "qwen3": _qwen(3),
+    "gemma2": _gemma2, "gemma3": _gemma3,
 }

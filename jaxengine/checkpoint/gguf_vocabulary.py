@@ -22,7 +22,7 @@ def write_vocabulary(metadata: dict[str, Any], folder: Path) -> None:
 
 
 def read_vocabulary(folder: Path) -> dict[str, Any]:
-    """The entries, with numeric arrays as numpy arrays as `read_gguf` gives them; {} where the file is absent."""
+    """The entries, with numeric arrays as numpy arrays as `read_gguf` gives them; {} without the file."""
     path = folder / FILE
     if not path.is_file():
         return {}
@@ -32,7 +32,9 @@ def read_vocabulary(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(entries, dict):
         raise ValueError(f"{path} must hold a JSON object, found {type(entries).__name__}")
-    return {
-        key: np.asarray(value) if isinstance(value, list) and value and not isinstance(value[0], str) else value
-        for key, value in entries.items()
-    }
+    return {key: _as_read(value) for key, value in entries.items()}
+
+
+def _as_read(value: Any) -> Any:
+    numeric = isinstance(value, list) and value and all(isinstance(v, (int, float)) for v in value)
+    return np.asarray(value) if numeric else value

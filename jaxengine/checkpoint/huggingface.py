@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxengine.checkpoint.checkpoint import Checkpoint, check_config, default_dtype
+from jaxengine.checkpoint.checkpoint import TensorCheckpoint, check_config, default_dtype
 from jaxengine.checkpoint.gguf_vocabulary import read_vocabulary
 from jaxengine.checkpoint.safetensors import SafeTensorsFile, read_safetensors
 
@@ -18,7 +18,7 @@ _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float
 
 
 @dataclass(frozen=True)
-class HuggingFaceCheckpoint(Checkpoint):
+class HuggingFaceCheckpoint(TensorCheckpoint):
     files: dict[str, SafeTensorsFile] = field(kw_only=True, repr=False)     # by tensor name
 
     def names(self) -> Iterable[str]:
@@ -41,7 +41,7 @@ def open_huggingface(folder: Path) -> HuggingFaceCheckpoint:
     if isinstance(config, dict) and config.get("quantization_config"):
         quantization = config["quantization_config"]
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
-        raise ValueError(f"{folder} is quantised ({method}), which is not supported; use its unquantised or GGUF form")
+        raise ValueError(f"{folder} is quantised ({method}), which is not supported; use another form")
     files = _tensor_files(folder)
     check_config(config, str(folder / "config.json"), len(files))
     generation = folder / "generation_config.json"
@@ -86,7 +86,7 @@ def _sharded(folder: Path, weight_map: Any) -> dict[str, SafeTensorsFile]:
     shards = {}
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard or "\\" in shard or not shard.endswith(".safetensors"):
-            raise ValueError(f"{where} names {shard!r}; only a .safetensors file in the same folder is allowed")
+            raise ValueError(f"{where} names {shard!r}; it must be a .safetensors file of this folder")
         if not (folder / shard).is_file():
             raise ValueError(f"{where} names {shard!r}, which is not in the folder")
         shards[shard] = read_safetensors(folder / shard)
@@ -96,7 +96,7 @@ def _sharded(folder: Path, weight_map: Any) -> dict[str, SafeTensorsFile]:
     for shard, file in shards.items():
         for name in file.tensors:
             if weight_map.get(name) != shard:
-                raise ValueError(f"{shard!r} in {folder} holds {name!r}, which {INDEX} places in {weight_map.get(name)!r}")
+                raise ValueError(f"{where}: {shard!r} holds {name!r}, which the index does not place there")
     return {name: shards[shard] for name, shard in weight_map.items()}
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from jaxengine.checkpoint.checkpoint import Checkpoint
+from jaxengine.checkpoint.checkpoint import Checkpoint, TensorCheckpoint
+from jaxengine.checkpoint.orbax_checkpoint import OrbaxCheckpoint
 from jaxengine.checkpoint.plan import Planned, plan_parameters
 from sharding import param_shardings
 
@@ -31,6 +32,9 @@ def load_params(
     Raises ValueError naming a tensor that is missing, left over, or of another shape.
     """
     specs = family.param_specs(cfg)
+    if isinstance(checkpoint, OrbaxCheckpoint):
+        return checkpoint.restore(specs, dtype, mesh)
+    assert isinstance(checkpoint, TensorCheckpoint)
     planned, treedef = plan_parameters(checkpoint, specs, family.name_map(cfg), dtype)
     shardings = jax.tree.leaves(param_shardings(specs, mesh))
     leaves: list[jax.Array] = []
@@ -48,7 +52,7 @@ def _bar(planned: list[Planned], progress: bool) -> "tqdm[Any]":
     return tqdm(total=total, desc="Loading weights", unit="", unit_scale=True, disable=not progress)
 
 
-def _convert(checkpoint: Checkpoint, parameter: Planned, pool: ThreadPoolExecutor) -> np.ndarray:
+def _convert(checkpoint: TensorCheckpoint, parameter: Planned, pool: ThreadPoolExecutor) -> np.ndarray:
     buffer = _aligned_empty(parameter.shape, parameter.dtype)
     parts = [buffer] if len(parameter.names) == 1 else list(buffer)
     for name, part in zip(parameter.names, parts, strict=True):
@@ -56,8 +60,10 @@ def _convert(checkpoint: Checkpoint, parameter: Planned, pool: ThreadPoolExecuto
     return buffer
 
 
-def _fill(checkpoint: Checkpoint, name: str, out: np.ndarray, add_one: bool, pool: ThreadPoolExecutor) -> None:
-    """Writes a tensor into `out`, of another shape and dtype but as many values, several row slices at once."""
+def _fill(
+    checkpoint: TensorCheckpoint, name: str, out: np.ndarray, add_one: bool, pool: ThreadPoolExecutor
+) -> None:
+    """Writes a tensor into `out`, of another shape and dtype but as many values, several slices at once."""
     shape = checkpoint.shape(name)
     count, width = prod(shape[:-1]), shape[-1]
     target = out.reshape(count, width)

@@ -9,7 +9,7 @@ from jaxengine.checkpoint.checkpoint import Checkpoint
 from jaxengine.checkpoint.demo import demo_models, fetch_demo
 from jaxengine.checkpoint.gguf_checkpoint import open_gguf
 from jaxengine.checkpoint.huggingface import open_huggingface
-from jaxengine.checkpoint.marker import MARKER
+from jaxengine.checkpoint.orbax_checkpoint import MARKER, open_orbax
 
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 
@@ -21,10 +21,10 @@ def open_checkpoint(
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Checkpoint:
-    """Opens a demo model, a folder (Hugging Face or Orbax), a .gguf file or a hub id, "org/name" or "org/name@revision".
+    """Opens a demo model, a folder (Hugging Face or Orbax), a .gguf file or a hub id ("org/name@revision").
 
-    A demo model or hub id is downloaded first, into `cache_dir` or the usual cache folder; `accept_terms` says
-    that the user accepts the terms that a demo model comes with. Only headers are read, and all are checked.
+    A demo model or hub id is downloaded first, into `cache_dir` or the usual cache folder; `accept_terms`
+    says that the user accepts the terms that a demo model comes with. Only headers are read, all are checked.
     Raises ValueError for anything that is not a usable model, naming what is wrong.
     """
     name = os.fspath(model)
@@ -35,21 +35,21 @@ def open_checkpoint(
         return _open_folder(path)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ValueError(f"{name} is a file, but not a .gguf one; for safetensors, name the folder that it is in")
+            raise ValueError(f"{name} is a file, but not a .gguf one; for safetensors, name the folder")
         return open_gguf(path)
     match = _HUB_ID.fullmatch(name)
     if match and path.suffix != ".gguf" and not name.startswith("."):
         hub = import_module("jaxengine.checkpoint.hub")       # takes a moment to import
         return _open_folder(hub.fetch_from_hub(match[1], match[2], cache_dir, progress))
     raise ValueError(
-        f"there is no model {name!r}. A model is a demo name ({', '.join(demo_models())}), a folder, a .gguf file "
-        "(neither exists by this name), or a hub id (org/name or org/name@revision)"
+        f"there is no model {name!r}. A model is a demo name ({', '.join(demo_models())}), a folder, "
+        "a .gguf file (neither exists by this name), or a hub id (org/name or org/name@revision)"
     )
 
 
 def _open_folder(folder: Path) -> Checkpoint:
     if (folder / MARKER).is_file():
-        return import_module("jaxengine.checkpoint.orbax").open_orbax(folder)       # takes seconds to import
+        return open_orbax(folder)
     if not (folder / "config.json").is_file() and (files := sorted(folder.glob("*.gguf"))):
         raise ValueError(f"{folder} has no config.json; to open a GGUF file, name it: {files[0]}")
     if not (folder / "config.json").is_file():

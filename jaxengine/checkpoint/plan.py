@@ -1,4 +1,4 @@
-"""Checks, before anything is allocated, that a checkpoint has exactly the tensors that a family's parameters need."""
+"""Checks, before anything is allocated, that a checkpoint has exactly the tensors that a family needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxengine.checkpoint.checkpoint import Checkpoint
+from jaxengine.checkpoint.checkpoint import TensorCheckpoint
 from jaxengine.models.weights import NameMap, source
 from sharding import ParamSpec
 
 # Tensors that older exports carry and nobody needs: rope tables, causal masks.
-_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
+_IGNORED_SUFFIXES = (
+    ".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached", ".attn.bias", ".masked_bias",
+)
 _SHOWN = 5
 
 
@@ -31,7 +33,7 @@ class Planned:
 
 
 def plan_parameters(
-    checkpoint: Checkpoint, specs: Any, name_map: NameMap, dtype: Any
+    checkpoint: TensorCheckpoint, specs: Any, name_map: NameMap, dtype: Any
 ) -> tuple[list[Planned], Any]:
     """The parameters in the tree's order, and its structure.
 
@@ -43,7 +45,8 @@ def plan_parameters(
     planned = []
     for path, (_, spec) in zip(paths, flat, strict=True):
         made_of = source(name_map[path])
-        planned.append(Planned(path, spec.shape, jnp.dtype(spec.dtype or dtype), made_of.names, made_of.add_one))
+        kind = jnp.dtype(spec.dtype or dtype)
+        planned.append(Planned(path, spec.shape, kind, made_of.names, made_of.add_one))
     _check_names(checkpoint, planned)
     for parameter, (_, spec) in zip(planned, flat, strict=True):
         _check_tensors(checkpoint, parameter, spec)
@@ -66,7 +69,7 @@ def published_shape(spec: ParamSpec, parts: int) -> tuple[int, ...]:
     return tuple(prod(size for _, size in group) for _, group in groups)
 
 
-def _check_names(checkpoint: Checkpoint, planned: list[Planned]) -> None:
+def _check_names(checkpoint: TensorCheckpoint, planned: list[Planned]) -> None:
     needed = {name for parameter in planned for name in parameter.names}
     found = set(checkpoint.names())
     if missing := sorted(needed - found):
@@ -79,23 +82,26 @@ def _check_names(checkpoint: Checkpoint, planned: list[Planned]) -> None:
     if checkpoint.config.get("tie_word_embeddings"):
         ignored.add("lm_head.weight")
     if extra := sorted(found - needed - ignored):
-        raise ValueError(f"{checkpoint.path} holds {_some(extra)}, which {_architecture(checkpoint)} has no place for")
+        raise ValueError(
+            f"{checkpoint.path} holds {_some(extra)}, which {_architecture(checkpoint)} has no place for"
+        )
 
 
-def _check_tensors(checkpoint: Checkpoint, parameter: Planned, spec: ParamSpec) -> None:
+def _check_tensors(checkpoint: TensorCheckpoint, parameter: Planned, spec: ParamSpec) -> None:
     expected = published_shape(spec, len(parameter.names))
     for name in parameter.names:
         found = checkpoint.shape(name)
         if found != expected:
             raise ValueError(
-                f"{checkpoint.path}: {name} must have shape {list(expected)} by its config, found {list(found)}"
+                f"{checkpoint.path}: {name} must have shape {list(expected)} by the config, "
+                f"found {list(found)}"
             )
         stored = checkpoint.stored_dtype(name)
         if (stored[0] in "IU" and not stored.startswith("IQ")) or stored == "BOOL":
-            raise ValueError(f"{checkpoint.path}: {name} is stored as {stored}, but weights are floating-point numbers")
+            raise ValueError(f"{checkpoint.path}: {name} is stored as {stored}, not as a floating-point type")
 
 
-def _architecture(checkpoint: Checkpoint) -> str:
+def _architecture(checkpoint: TensorCheckpoint) -> str:
     return ", ".join(checkpoint.config.get("architectures") or ["the model"])
 
 

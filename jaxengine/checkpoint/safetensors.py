@@ -1,6 +1,6 @@
 """The header of a safetensors file, parsed directly, so that every dtype loads and no size is trusted unseen.
 
-Format: https://github.com/huggingface/safetensors#format (little-endian length, JSON header, contiguous tensors).
+Format: https://github.com/huggingface/safetensors#format (length, JSON header, contiguous tensors).
 """
 
 import json
@@ -53,7 +53,7 @@ class SafeTensorsFile:
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> SafeTensorsFile:
-    """Parses a safetensors file's header. Every inconsistency is a ValueError naming the file and what is wrong."""
+    """Parses a safetensors file's header. Every inconsistency is a ValueError naming it."""
     path = Path(path)
     size = path.stat().st_size
     if size < 8:
@@ -78,7 +78,7 @@ def _parse(header: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:      # includes bad UTF-8 and bad JSON
         raise ValueError(f"{path}: the safetensors header is not valid JSON: {error}") from None
     if not isinstance(parsed, dict):
-        raise ValueError(f"{path}: the safetensors header must be a JSON object, found {type(parsed).__name__}")
+        raise ValueError(f"{path}: the header must be a JSON object, found {type(parsed).__name__}")
     parsed.pop("__metadata__", None)
     return parsed
 
@@ -99,7 +99,7 @@ def _tensor(name: str, entry: Any, start: int, path: Path) -> SafeTensor:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{path}: tensor {name!r} has dtype {dtype!r}; known: {', '.join(DTYPES)}")
     if not _are_sizes(shape):
-        raise ValueError(f"{path}: tensor {name!r} has shape {shape!r}; whole numbers of at least 0 are needed")
+        raise ValueError(f"{path}: tensor {name!r} has shape {shape!r}; sizes must be whole and not negative")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{path}: tensor {name!r} has data_offsets {offsets!r}; [begin, end] is needed")
     nbytes = prod(shape) * DTYPES[dtype].itemsize
@@ -121,8 +121,8 @@ def _check_places(path: Path, size: int, start: int, tensors: dict[str, SafeTens
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if tensor.offset + tensor.nbytes > size:
             raise ValueError(
-                f"{path} is cut short or damaged: tensor {name!r} ends at byte {tensor.offset + tensor.nbytes}, "
-                f"the file at {size}"
+                f"{path} is cut short or damaged: tensor {name!r} ends at byte "
+                f"{tensor.offset + tensor.nbytes}, the file at {size}"
             )
         if tensor.offset != end:
             relation = "overlaps" if tensor.offset < end else "leaves a gap after"

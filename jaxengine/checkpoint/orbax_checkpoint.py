@@ -1,0 +1,107 @@
+"""An Orbax checkpoint of a family's own parameters: already fused and laid out, so opening it only copies."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxengine.checkpoint.checkpoint import Checkpoint, check_config
+from jaxengine.checkpoint.gguf_vocabulary import read_vocabulary
+from jaxengine.checkpoint.huggingface import read_json
+from jaxengine.checkpoint.plan import parameter_path
+from sharding import abstract_params
+
+MARKER = "jaxengine_checkpoint.json"      # what tells such a folder from any other
+VERSION = 1
+_ARRAYS = "params"
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class OrbaxCheckpoint(Checkpoint):
+    shapes: dict[str, tuple[int, ...]] = field(kw_only=True, repr=False)      # by dotted parameter path
+
+    def restore(self, specs: Any, dtype: Any, mesh: Mesh) -> Any:
+        """The parameter tree in `dtype`, each array read straight to its sharding on `mesh`.
+
+        Raises ValueError where the tree has other parameters or shapes than the checkpoint, or it is damaged.
+        """
+        abstract = abstract_params(specs, dtype, mesh)
+        flat, treedef = jax.tree_util.tree_flatten_with_path(abstract)
+        wanted = {parameter_path(keys): leaf for keys, leaf in flat}
+        self._check(wanted)
+        orbax = import_module("orbax.checkpoint")       # takes most of a second
+        restore_args = orbax.checkpoint_utils.construct_restore_args(wanted)
+        with _checkpointer(_in_flight(wanted)) as checkpointer:
+            try:
+                restored = checkpointer.restore(
+                    self.path.absolute() / _ARRAYS,
+                    args=orbax.args.PyTreeRestore(item=wanted, restore_args=restore_args),
+                )
+            except (ValueError, OSError, KeyError) as error:
+                raise ValueError(f"{self.path} is damaged: {error}") from error
+        return jax.tree.unflatten(treedef, [restored[path] for path in wanted])
+
+    def _check(self, wanted: dict[str, jax.ShapeDtypeStruct]) -> None:
+        if self.shapes.keys() != wanted.keys():
+            odd = ", ".join(sorted(self.shapes.keys() ^ wanted.keys())[:5])
+            raise ValueError(f"{self.path} does not fit this model: parameters {odd} differ; convert again")
+        for path, leaf in wanted.items():
+            if self.shapes[path] != leaf.shape:
+                raise ValueError(
+                    f"{self.path}: parameter {path} must have shape {list(leaf.shape)} by the config, "
+                    f"found {list(self.shapes[path])}"
+                )
+
+
+def open_orbax(folder: Path) -> OrbaxCheckpoint:
+    """Opens a folder that `write_orbax` filled."""
+    marker = read_json(folder / MARKER)
+    if marker.get("version") != VERSION:
+        raise ValueError(f"{folder / MARKER}: version={marker.get('version')!r}, known: {VERSION}; convert again")
+    shapes = marker.get("parameters")
+    if not isinstance(shapes, dict) or not all(isinstance(shape, list) for shape in shapes.values()):
+        raise ValueError(f"{folder / MARKER}: parameters must map each parameter to its shape")
+    if not (folder / _ARRAYS).is_dir():
+        raise ValueError(f"{folder} has no {_ARRAYS}/: the checkpoint is incomplete")
+    config = read_json(folder / "config.json")
+    generation = folder / "generation_config.json"
+    return OrbaxCheckpoint(
+        folder, "orbax", check_config(config, str(folder / "config.json"), len(shapes)), str(marker.get("dtype")),
+        generation_config=read_json(generation) if generation.is_file() else {},
+        metadata=read_vocabulary(folder),
+        shapes={path: tuple(shape) for path, shape in shapes.items()},
+    )
+
+
+def write_orbax(params: Any, dtype: str, folder: Path) -> None:
+    """Writes the arrays and the marker; config.json and the tokenizer's files are the caller's."""
+    orbax = import_module("orbax.checkpoint")
+    flat = {parameter_path(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
+    with _checkpointer(_in_flight(flat)) as checkpointer:
+        checkpointer.save(folder.absolute() / _ARRAYS, args=orbax.args.PyTreeSave(flat))
+    marker = {
+        "version": VERSION, "dtype": dtype, "parameters": {path: list(leaf.shape) for path, leaf in flat.items()}
+    }
+    (folder / MARKER).write_text(json.dumps(marker, indent=1))
+
+
+def _checkpointer(in_flight: int) -> Any:
+    orbax = import_module("orbax.checkpoint")
+    # Weights barely compress, and decompressing doubled the time to open.
+    handler = orbax.PyTreeCheckpointHandler(
+        use_compression=False, save_concurrent_gb=in_flight, restore_concurrent_gb=in_flight
+    )
+    return orbax.Checkpointer(handler)
+
+
+def _in_flight(arrays: dict[str, Any]) -> int:
+    """GiB that may be in flight at once: the largest two parameters in float32."""
+    sizes = sorted(math.prod(leaf.shape) * jnp.dtype("float32").itemsize for leaf in arrays.values())
+    return max(1, math.ceil(sum(sizes[-2:]) / _GIB))
