@@ -13,7 +13,7 @@ import itertools
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,10 @@ from jaxengine.config import EngineConfig
 from jaxengine.engine.batch import BatchBuilder, SampleRow
 from jaxengine.engine.output import OutputKind, RequestState, SequenceOutput
 from jaxengine.engine.runner import Runner
-from jaxengine.engine.sampling_batch import RowBuilder, needs_full, validate_ids
+from jaxengine.engine.row_table import RowTable
+from jaxengine.engine.sampler import SampleResult, TokenLogprobs
+from jaxengine.engine.sampling_batch import RowTemplate, has_penalties, needs_full
+from jaxengine.engine.step import SCORE_ROWS
 from jaxengine.scheduler import BlockManager, Scheduler
 from jaxengine.tokenizer import Tokenizer
 from jaxengine.types import (
@@ -100,11 +103,12 @@ class Engine:
         self._builder = BatchBuilder(
             config.scheduler.max_num_seqs, runner.buckets.blocks_per_seq, cache.block_size, self._sequence
         )
-        self._rows = RowBuilder(config.scheduler.max_num_seqs, runner.cfg.vocab_size)
+        self._rows = RowTable(config.scheduler.max_num_seqs, runner.cfg.vocab_size)
+        self._templates: dict[int, RowTemplate] = {}
         self._flight: _Flight | None = None
         self._seeds = random.Random(config.seed)
         self._request_ids = itertools.count()
-        self._counted: dict[int, tuple[int, int]] = {}     # slot -> tenant whose penalty counts it holds
+        self._tenants: dict[int, tuple[int, int]] = {}     # slot -> the sequence whose sampling row it holds
 
     @property
     def ledger(self):
@@ -130,7 +134,6 @@ class Engine:
         bad = next((t for t in prompt_token_ids if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or not 0 <= t < vocab_size), None)
         if bad is not None:
             raise ValueError(f"prompt_token_ids: {bad!r} is not a token id in [0, {vocab_size})")
-        validate_ids(params, vocab_size)
         if params.stop_strings and self.tokenizer is None:
             raise ValueError(f"stop={params.stop!r} needs a tokenizer, and this engine has none; use stop_token_ids")
         if params.seed is None:
@@ -139,14 +142,13 @@ class Engine:
         if request_id in self.requests:
             raise ValueError(f"request_id={request_id!r} is already running")
         request = Request(request_id, [int(t) for t in prompt_token_ids], params, prompt, priority, cache_salt)
-        bad_words = self._bad_word_ids(params)
+        templates = self._row_templates(params)
         sequences = self.scheduler.add(request)
         outputs = [SequenceOutput(s, self.tokenizer, self.eos_token_ids) for s in sequences]
         state = self.requests[request_id] = RequestState(request, outputs, output_kind)
-        for seq, out in zip(sequences, outputs, strict=True):
+        for seq, out, template in zip(sequences, outputs, templates, strict=True):
             self._outputs[seq.seq_id], self._states[seq.seq_id] = out, state
-            if needs_full(params):
-                self._rows.admit(seq, self.eos_token_ids, bad_words)
+            self._templates[seq.seq_id] = template
         return request_id
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -217,25 +219,30 @@ class Engine:
         samples = flight.samples
         if not samples:
             return
-        flight.full = any(needs_full(s.seq.request.params) for s in samples)
+        # Every earlier id is known by now; what is pending is this step's own.
+        flight.full = any(needs_full(s.seq.request.params, s.seq.num_output_tokens - 1) for s in samples)
         kind = "sample" if flight.full else "greedy"
         sizes = self.runner.buckets.sample if flight.full else self.runner.buckets.greedy
         bucket = self.runner.ledger.pick(kind, sizes, len(samples))
-        if not flight.full:
-            slots = np.full(bucket, self.config.scheduler.max_num_seqs, np.int32)      # padding rows: the spare slot
-            slots[: len(samples)] = [s.slot for s in samples]
-            flight.result = self.runner.greedy(flight.rows, slots)
-        else:
+        slots = [s.slot for s in samples]
+        if flight.full:
             for sample in samples:
-                self._restore_counts(sample)
-            flight.result = self.runner.sample(flight.rows, self._rows.build(samples, bucket), bucket)
+                self._settle(sample)
+            packed = self._rows.build(
+                slots, [s.position for s in samples], bucket, lambda i: (samples[i].seq.output_token_ids, 0)
+            )
+            flight.result = self.runner.sample(flight.rows, packed)
+        else:
+            padded = np.full(bucket, self.config.scheduler.max_num_seqs, np.int32)      # padding rows: the spare slot
+            padded[: len(slots)] = slots
+            flight.result = self.runner.greedy(flight.rows, padded)
 
     def _collect(self, flight: _Flight | None, stats: StepStats | None) -> list[RequestOutput]:
         """Reads a step's results: ids to sequences, text to outputs, ended sequences out of the scheduler."""
         if flight is None:
             return []
         start = time.perf_counter()
-        result = None if flight.result is None else _to_host(flight.result)
+        result = None if flight.result is None else _to_host(flight.result, flight.full)
         waited = time.perf_counter()
         touched: dict[str, RequestState] = {}
         for state, positions, scores in flight.scores:
@@ -249,7 +256,8 @@ class Engine:
                 continue      # aborted, or ended by the step before
             state = self._states[sample.seq.seq_id]
             touched[state.request.request_id] = state
-            self._take(sample.seq, state, result, i, flight.full)
+            assert result is not None
+            self._take(sample.seq, state, result, i)
         outputs = []
         for state in touched.values():
             if state.finished:
@@ -260,23 +268,20 @@ class Engine:
             stats.wait_s, stats.output_s = waited - start, time.perf_counter() - waited
         return outputs
 
-    def _take(self, seq: Sequence, state: RequestState, result: dict[str, np.ndarray], i: int, full: bool) -> None:
+    def _take(self, seq: Sequence, state: RequestState, result: _HostResult, i: int) -> None:
         now = time.monotonic()
-        if not result["finite"][i]:
+        if not result.finite[i]:
             state.error = "the model produced a logit that is not finite"
             self.scheduler.finish(seq, FinishReason.ERROR, register=False)
             return
-        token_id = int(result["ids"][i])
+        token_id = result.token_ids[i]
         if state.metrics.first_token_time is None:
             state.metrics.first_token_time = now
         self.scheduler.commit(seq, token_id)
         out = self._outputs[seq.seq_id]
         logprobs = None
-        if full and out.logprobs is not None:
-            logprobs = self._logprob_dict(
-                token_id, result["logprob"][i], result["rank"][i], result["top_ids"][i], result["top_logprobs"][i],
-                seq.request.params.logprobs or 0,
-            )
+        if out.logprobs is not None and result.logprobs is not None:
+            logprobs = self._logprob_dict(token_id, result.logprobs, i, seq.request.params.logprobs or 0)
         ended = out.append(token_id, logprobs)
         if ended is not None:
             self.scheduler.finish(seq, *ended)
@@ -302,19 +307,20 @@ class Engine:
         output = state.output()
         del self.requests[state.request.request_id]
         for out in state.outputs:
-            self._rows.release(out.seq)
-            del self._outputs[out.seq.seq_id], self._states[out.seq.seq_id]
+            seq_id = out.seq.seq_id
+            del self._outputs[seq_id], self._states[seq_id], self._templates[seq_id]
         return output
 
-    def _restore_counts(self, sample: SampleRow) -> None:
-        """A sequence with penalties that is new to its slot gets its counts written there."""
-        params, seq = sample.seq.request.params, sample.seq
-        if (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0):
-            return
+    def _settle(self, sample: SampleRow) -> None:
+        """Gives a slot to the sequence that is new to it: its sampling row and, with penalties, its counts."""
+        seq = sample.seq
         tenant = (seq.seq_id, seq.num_preemptions)
-        if self._counted.get(sample.slot) != tenant:
-            self.runner.reset_slot(sample.slot, seq.request.prompt_token_ids, seq.output_token_ids)
-            self._counted[sample.slot] = tenant
+        if seq.is_finished or self._tenants.get(sample.slot) == tenant:
+            return
+        self._tenants[sample.slot] = tenant
+        self._rows.set(sample.slot, self._templates[seq.seq_id])
+        if has_penalties(seq.request.params):
+            self.runner.reset_slot(sample.slot, seq.token_ids, seq.num_prompt_tokens)
 
     def _note_first_scheduled(self, plan: StepPlan) -> None:
         for row in plan.rows:
@@ -325,23 +331,34 @@ class Engine:
     def _add_prompt_logprobs(self, state: RequestState, positions: list[int], scores: list[Any]) -> None:
         prompt = state.request.prompt_token_ids
         assert state.prompt_logprobs is not None
-        parts = [_to_host(s) for s in scores]
-        merged = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        parts = [LogprobArrays.read(s) for s in scores]
         for i, position in enumerate(positions):
             state.prompt_logprobs[position + 1] = self._logprob_dict(
-                prompt[position + 1], merged["logprob"][i], merged["rank"][i], merged["top_ids"][i],
-                merged["top_logprobs"][i], state.request.params.prompt_logprobs or 0,
+                prompt[position + 1], parts[i // SCORE_ROWS], i % SCORE_ROWS, state.request.params.prompt_logprobs or 0
             )
 
-    def _logprob_dict(self, token_id: int, logprob: float, rank: int, top_ids: Any, top_logprobs: Any, count: int) -> dict[int, Logprob]:
+    def _logprob_dict(self, token_id: int, arrays: LogprobArrays, row: int, count: int) -> dict[int, Logprob]:
         """The token's own entry first, then the top `count`."""
-        entries = {token_id: Logprob(float(logprob), int(rank), self._text(token_id))}
-        for place, (top, value) in enumerate(zip(top_ids[:count].tolist(), top_logprobs[:count].tolist(), strict=True), 1):
-            entries.setdefault(top, Logprob(value, place, self._text(top)))
+        own = Logprob(float(arrays.logprobs[row]), int(arrays.ranks[row]), self._text(token_id))
+        entries = {token_id: own}
+        top = zip(arrays.top_ids[row, :count].tolist(), arrays.top_logprobs[row, :count].tolist(), strict=True)
+        for rank, (top_id, value) in enumerate(top, 1):
+            if top_id not in entries:
+                entries[top_id] = Logprob(value, rank, self._text(top_id))
         return entries
 
     def _text(self, token_id: int) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.token_text(token_id)
+
+    def _row_templates(self, params: SamplingParams) -> list[RowTemplate]:
+        """One sampling row for each of the request's n sequences."""
+        assert params.seed is not None
+        stop_ids = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self.eos_token_ids)
+        bad_words = self._bad_word_ids(params)
+        return [
+            RowTemplate.pack(params, self.runner.cfg.vocab_size, params.seed, i, sorted(stop_ids), bad_words)
+            for i in range(params.n)
+        ]
 
     def _bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as ids, at the start of a text and after a space."""
@@ -354,5 +371,28 @@ class Engine:
         return [list(word) for word in dict.fromkeys(ids) if word]
 
 
-def _to_host(result: Any) -> dict[str, np.ndarray]:
-    return {name: np.asarray(value) for name, value in vars(result).items() if value is not None}
+@dataclass(frozen=True)
+class LogprobArrays:
+    """sampler.TokenLogprobs on the host."""
+
+    logprobs: np.ndarray
+    ranks: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+
+    @classmethod
+    def read(cls, result: TokenLogprobs) -> LogprobArrays:
+        return cls(*(np.asarray(getattr(result, f.name)) for f in fields(cls)))
+
+
+@dataclass(frozen=True)
+class _HostResult:
+    token_ids: list[int]
+    finite: list[bool]
+    logprobs: LogprobArrays | None
+
+
+def _to_host(result: SampleResult, full: bool) -> _HostResult:
+    """Waits for the device."""
+    logprobs = LogprobArrays.read(result.logprobs) if full and result.logprobs is not None else None
+    return _HostResult(np.asarray(result.token_ids).tolist(), np.asarray(result.finite).tolist(), logprobs)
