@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -197,8 +197,7 @@ class Sequence:
         return self.status is SequenceStatus.FINISHED
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
+class PlannedRow(NamedTuple):   # a tuple, because every step makes one per sequence
     """One sequence's share of a step: positions [start, start + num_tokens) are computed.
 
     sample: whether the row's last position is sampled (the row reaches the sequence's end).

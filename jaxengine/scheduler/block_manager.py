@@ -85,6 +85,8 @@ class BlockManager:
         table = seq.block_table
         must_copy = self._must_copy(seq)
         new = self.blocks_for(seq.num_computed_tokens + num_tokens) - len(table)
+        if new == 0 and not must_copy:   # as most decodes
+            return True
         if new + must_copy > self.num_free:
             return False
         if must_copy:

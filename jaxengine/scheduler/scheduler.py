@@ -32,7 +32,8 @@ class _Draft:
     """A StepPlan being made. `budget`: tokens left for chunks of prefill."""
 
     budget: int
-    rows: list[PlannedRow] = field(default_factory=list)
+    decodes: list[PlannedRow] = field(default_factory=list)   # rows of one token
+    chunks: list[PlannedRow] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     forks: list[tuple[int, int, int]] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
@@ -153,15 +154,13 @@ class Scheduler:
         self._plan_running(draft)
         if not draft.preempted:   # else the blocks of the preempted would at once go to them again
             self._admit(draft)
-        if not draft.rows:
+        if not draft.decodes and not draft.chunks:
             return None
-        decodes = [row for row in draft.rows if row.num_tokens == 1]
-        chunks = [row for row in draft.rows if row.num_tokens > 1]
         self._next_step_id += 1
         return StepPlan(
             step_id=self._next_step_id - 1,
-            rows=(*decodes, *chunks),
-            num_decodes=len(decodes),
+            rows=(*draft.decodes, *draft.chunks),
+            num_decodes=len(draft.decodes),
             copies=tuple(draft.copies),
             forks=tuple(draft.forks),
             preempted=tuple(draft.preempted),
@@ -170,11 +169,11 @@ class Scheduler:
     def _plan_running(self, draft: _Draft) -> None:
         """Decodes first: their tokens are set aside before any chunk. Served in policy order, so that
         preemption, which takes the last, never hits a sequence that is already in the plan."""
-        draft.budget -= sum(_num_uncomputed(seq) == 1 for seq in self._running)
-        for seq in tuple(self._running):
+        todo = [(seq, _num_uncomputed(seq)) for seq in self._running]
+        draft.budget -= sum(uncomputed == 1 for _, uncomputed in todo)
+        for seq, uncomputed in todo:
             if seq.status is not SequenceStatus.RUNNING:
                 return   # preempted for one before it, and so is everyone after it
-            uncomputed = _num_uncomputed(seq)
             wanted = 1 if uncomputed == 1 else min(uncomputed, draft.budget)
             if wanted == 0:
                 continue
@@ -241,13 +240,13 @@ class Scheduler:
         insort(self._running, seq, key=self._order)
 
     def _plan_row(self, seq: Sequence, num_tokens: int, draft: _Draft) -> None:
-        start = seq.num_computed_tokens
-        seq.num_computed_tokens += num_tokens
-        at_end = seq.num_computed_tokens == seq.num_tokens
-        sample = at_end and seq.num_tokens < seq.max_num_tokens   # with max_tokens=0 a prompt ends unsampled
+        start, total = seq.num_computed_tokens, seq.num_tokens
+        seq.num_computed_tokens = end = start + num_tokens
+        sample = end == total < seq.max_num_tokens   # with max_tokens=0 a prompt ends unsampled
         seq.num_pending += sample
-        draft.rows.append(PlannedRow(seq.seq_id, seq.slot, start, num_tokens, sample))
-        if at_end and seq.seq_id in self._unforked:
+        rows = draft.decodes if num_tokens == 1 else draft.chunks
+        rows.append(PlannedRow(seq.seq_id, seq.slot, start, num_tokens, sample))
+        if end == total and seq.seq_id in self._unforked:
             for child in self._unforked.pop(seq.seq_id):
                 self._fork(seq, child)
                 draft.forks.append((seq.seq_id, child.seq_id, child.slot))
