@@ -16,14 +16,14 @@ KV_AXES = ("tokens", "kv_heads", "head")
 
 def project_qkv(x: jax.Array, wq: jax.Array, wkv: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x [T, D], wq [K, G, H, D], wkv [2, K, H, D] -> q [T, K, G, H], k [T, K, H], v [T, K, H]."""
-    q = linear("td,kghd->tkgh", x, wq, Q_AXES)
-    kv = linear("td,ikhd->tikh", x, wkv, ("tokens", None, "kv_heads", "head"))
+    q = linear(x, wq, Q_AXES)
+    kv = linear(x, wkv, ("tokens", None, "kv_heads", "head"))
     return q, kv[:, 0], kv[:, 1]
 
 
 def project_out(out: jax.Array, wo: jax.Array) -> jax.Array:
     """out [T, K, G, H], wo [D, K, G, H] -> [T, D]."""
-    return linear("tkgh,dkgh->td", out, wo, ("tokens", "embed"))
+    return linear(out, wo, ("tokens", "embed"))
 
 
 def paged_attention(
