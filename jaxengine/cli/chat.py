@@ -10,9 +10,11 @@ Without a terminal every line of standard input is one message, and the chat end
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
+from threading import Event
 
 from jaxengine.cli.conversation import Conversation
 from jaxengine.cli.engine_flags import add_model_arguments, open_llm
@@ -68,19 +70,35 @@ def _lines(interactive: bool) -> Iterator[str]:
 
 def _answer(conversation: Conversation, text: str, interactive: bool) -> None:
     """Prints the answer while it is made. In a terminal Ctrl-C ends the answer and not the chat."""
-    reply = conversation.say(text)
-    try:
+    with _interrupt_as_wish() if interactive else nullcontext(Event()) as stop, closing(conversation.say(text)) as reply:
         for piece in reply:
             print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        if not interactive:
-            raise
-        conversation.notes.append("stopped")
-    finally:
-        reply.close()
+            if stop.is_set():
+                conversation.notes.append("stopped")
+                break
     print(flush=True)
     for note in conversation.notes:
         _note(f"[{note}]")
+
+
+@contextmanager
+def _interrupt_as_wish() -> Iterator[Event]:
+    """Ctrl-C sets the event, so that the answer ends between two steps and the engine stays whole.
+
+    A second Ctrl-C does not wait for the step.
+    """
+    wish = Event()
+
+    def on_interrupt(signum: int, frame: object) -> None:
+        if wish.is_set():
+            raise KeyboardInterrupt
+        wish.set()
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield wish
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _note(text: str) -> None:

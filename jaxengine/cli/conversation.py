@@ -47,12 +47,11 @@ class Conversation:
                 if completion.finish_reason == "length":
                     self.notes.append(f"cut after {self.params.max_tokens} tokens; --max-tokens allows more")
                 yield completion.text
-        except (ValueError, CommandError):
-            self._turns.pop()      # a message that could not be answered is not part of the conversation
-            raise
         finally:
-            if self._turns and self._turns[-1]["role"] == "user" and pieces:
+            if pieces:
                 self._turns.append({"role": "assistant", "content": "".join(pieces)})
+            else:
+                self._turns.pop()      # a message that got no answer is not part of the conversation
 
     def _make_room(self) -> None:
         """Forgets old exchanges. Raises ValueError when the latest message alone is too long."""

@@ -10,10 +10,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 
-from jaxengine.checkpoint import convert, gemma_terms_accepted
-from jaxengine.cli.engine_flags import add_terms_argument
+from jaxengine import checkpoint
+from jaxengine.cli.engine_flags import accepts_terms, add_terms_argument
 from jaxengine.config import DTYPES
 
 USAGE = "MODEL OUT [options]"
@@ -29,6 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    accept = args.accept_gemma_terms or gemma_terms_accepted(os.environ)
-    print(convert(args.model, args.out, args.format, args.dtype, accept_terms=accept))
+    accept = accepts_terms(args)
+    print(checkpoint.convert(args.model, args.out, args.format, args.dtype, accept_terms=accept))
     return 0

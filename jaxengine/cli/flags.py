@@ -34,7 +34,7 @@ def add_flag(group: argparse._ArgumentGroup, name: str, annotation: Any, default
     if kind is bool:
         options["action"] = argparse.BooleanOptionalAction
     else:
-        options["type"] = flag.parse or (integers if kind in (tuple, list) else kind)
+        options["type"] = flag.parse or (str if flag.repeat else integers if kind in (tuple, list) else kind)
         options["metavar"] = flag.metavar or {int: "N", float: "X", str: "NAME"}.get(kind, "N,N,...")
         if flag.repeat:
             options["action"] = "append"
