@@ -1,0 +1,146 @@
+"""Puts a step's sampling rows together from the templates of its sequences, and places them on the device."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxengine import types
+from jaxengine.engine.sampling_batch import (
+    BIASED,
+    FLAGS,
+    MASKED,
+    MAX_BIAS,
+    POSITION,
+    SLOT,
+    WIDTH,
+    RowTemplate,
+    SampleInputs,
+)
+
+
+class Sampled(Protocol):
+    """A sequence whose next token, at `position`, is sampled with the state of `slot`."""
+
+    @property
+    def seq(self) -> types.Sequence: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+
+
+class RowBuilder:
+    """Keeps the packed row of each slot's sequence, so that a step's rows are one numpy gather.
+
+    Slot `max_num_seqs` is the padding rows'. Sequences that were not admitted are greedy.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._greedy = RowTemplate.pack(types.SamplingParams(temperature=0.0), vocab_size)
+        self._templates: dict[int, RowTemplate] = {}     # by seq_id
+        self._rows = np.tile(self._greedy.row, (max_num_seqs + 1, 1))
+        self._rows[:, SLOT] = np.arange(max_num_seqs + 1)
+        self._owner = [-1] * max_num_seqs                # seq_id whose row the slot holds
+
+    def admit(
+        self, seq: types.Sequence, eos_token_ids: Iterable[int] = (), bad_words: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Remembers how a new sequence is sampled, until `release`."""
+        params = seq.request.params
+        stop_ids = {*eos_token_ids, *(params.stop_token_ids or ())}
+        self._templates[seq.seq_id] = RowTemplate.pack(params, self._vocab_size, seq.index, stop_ids, bad_words)
+
+    def release(self, seq: types.Sequence) -> None:
+        """Forgets a sequence, admitted or not."""
+        self._templates.pop(seq.seq_id, None)
+
+    def build(
+        self, samples: Sequence[Sampled], bucket: int, masks: Mapping[int, np.ndarray] | None = None
+    ) -> SampleInputs:
+        """Rows for `samples`, padded to `bucket`. The sequences' output ids are complete: each sampled id
+        has been read.
+
+        masks: allowed tokens uint32[ceil(V/32)] by row, a grammar's for instance, on top of the request's
+        own allowed_token_ids. The arrays are fresh: the device may still read those of the step before.
+        """
+        slots = np.full(bucket, len(self._owner))
+        slots[:len(samples)] = [s.slot for s in samples]
+        templates = [self._templates.get(s.seq.seq_id, self._greedy) for s in samples]
+        for sample, template in zip(samples, templates, strict=True):
+            if self._owner[sample.slot] != sample.seq.seq_id:
+                self._owner[sample.slot] = sample.seq.seq_id
+                self._rows[sample.slot] = template.row
+                self._rows[sample.slot, SLOT] = sample.slot
+        rows = self._rows[slots]
+        rows[:len(samples), POSITION] = [s.position for s in samples]
+        changing = [row for row, template in enumerate(templates) if template.changes]
+        bias = self._biases(rows, samples, templates, changing)
+        return SampleInputs(rows, bias, self._masks(rows, templates, changing, masks or {}))
+
+    def _biases(
+        self, rows: np.ndarray, samples: Sequence[Sampled], templates: list[RowTemplate], changing: list[int]
+    ) -> np.ndarray | None:
+        bias = None
+        for row in changing:
+            entries = templates[row].bias_entries(samples[row].seq.output_token_ids)
+            if entries:
+                bias = _empty_bias(len(rows)) if bias is None else bias
+                ids, values = zip(*entries, strict=True)
+                bias[row, 0, :len(ids)] = ids
+                bias[row, 1, :len(ids)].view(np.float32)[:] = values
+                rows[row, FLAGS] |= BIASED
+        return bias
+
+    def _masks(
+        self, rows: np.ndarray, templates: list[RowTemplate], changing: list[int], masks: Mapping[int, np.ndarray]
+    ) -> np.ndarray | None:
+        own = {row: mask for row in changing if (mask := templates[row].allowed) is not None}
+        if not own and not masks:
+            return None
+        mask = _empty_mask(len(rows), self._vocab_size)
+        for row in own.keys() | masks.keys():
+            both = [part[row] for part in (own, masks) if row in part]
+            mask[row] = both[0] if len(both) == 1 else both[0] & both[1]
+            rows[row, FLAGS] |= MASKED
+        return mask
+
+
+class InputPlacer:
+    """Uploads sampling rows, replicated over the mesh; absent biases and masks become cached empty arrays."""
+
+    def __init__(self, mesh: Mesh, vocab_size: int) -> None:
+        self._sharding = NamedSharding(mesh, PartitionSpec())
+        self._vocab_size = vocab_size
+        self._empty: dict[int, tuple[jax.Array, jax.Array]] = {}
+
+    def place(self, inputs: SampleInputs) -> SampleInputs:
+        bucket = len(inputs.rows)
+        if bucket not in self._empty:
+            arrays = _empty_bias(bucket), _empty_mask(bucket, self._vocab_size)
+            self._empty[bucket] = jax.device_put(arrays, self._sharding)
+        bias, mask = self._empty[bucket]
+        fresh: SampleInputs = jax.device_put(inputs, self._sharding)
+        return SampleInputs(
+            fresh.rows, bias if fresh.bias is None else fresh.bias, mask if fresh.mask is None else fresh.mask
+        )
+
+
+def abstract_inputs(bucket: int, vocab_size: int) -> SampleInputs:
+    """SampleInputs of ShapeDtypeStructs, to compile for."""
+    return SampleInputs(
+        jax.ShapeDtypeStruct((bucket, WIDTH), np.int32),
+        jax.ShapeDtypeStruct((bucket, 2, MAX_BIAS), np.int32),
+        jax.ShapeDtypeStruct((bucket, -(-vocab_size // 32)), np.uint32),
+    )
+
+
+def _empty_bias(bucket: int) -> np.ndarray:
+    return np.full((bucket, 2, MAX_BIAS), -1, np.int32)
+
+
+def _empty_mask(bucket: int, vocab_size: int) -> np.ndarray:
+    return np.zeros((bucket, -(-vocab_size // 32)), np.uint32)
