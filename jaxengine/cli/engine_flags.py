@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -69,9 +69,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="PRESET",
         help=f"settings from a .toml file, or one of {', '.join(presets())}; flags override it",
     )
-    for title, part in _GROUPS.items():
+    for title, settings in groups():
         group = parser.add_argument_group(title)
-        for name, annotation, default in _plain_fields(part):
+        for name, annotation, default in settings:
             add_flag(group, name, annotation, default, FLAGS[name])
 
 
@@ -114,10 +114,9 @@ def _preset_path(name: str) -> Path:
     return Path(name)
 
 
-def _plain_fields(part: type) -> Iterator[tuple[str, Any, Any]]:
-    """(name, type, default) of a config's own fields, not of the configs in it."""
-    hints = get_type_hints(part)
-    for field in fields(part):
-        if not is_dataclass(hints[field.name]):
-            assert field.default is not MISSING
-            yield field.name, hints[field.name], field.default
+def groups() -> Iterator[tuple[str, list[tuple[str, Any, Any]]]]:
+    """Every setting as (name, type, default), by group; a config's own fields, not the configs in it."""
+    for title, part in _GROUPS.items():
+        hints = get_type_hints(part)
+        plain = [field for field in fields(part) if not is_dataclass(hints[field.name])]
+        yield title, [(field.name, hints[field.name], field.default) for field in plain]
