@@ -69,6 +69,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="PRESET",
         help=f"settings from a .toml file, or one of {', '.join(presets())}; flags override it",
     )
+    add_engine_arguments(parser)
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every setting of the engine, under the names of `FLAGS`."""
     for title, settings in groups():
         group = parser.add_argument_group(title)
         for name, annotation, default in settings:
