@@ -13,7 +13,7 @@ import itertools
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,50 +21,22 @@ import numpy as np
 from jaxengine.config import EngineConfig
 from jaxengine.engine.batch import BatchBuilder, SampleRow
 from jaxengine.engine.output import OutputKind, RequestState, SequenceOutput
+from jaxengine.engine.results import HostLogprobs, HostResult
 from jaxengine.engine.runner import Runner
-from jaxengine.engine.row_table import RowTable
-from jaxengine.engine.sampler import SampleResult, TokenLogprobs
-from jaxengine.engine.sampling_batch import RowTemplate, has_penalties, needs_full
+from jaxengine.engine.sampling_batch import has_penalties, needs_full, validate_bans, validate_ids
+from jaxengine.engine.sampling_rows import RowBuilder
+from jaxengine.engine.stats import StepStats
 from jaxengine.engine.step import SCORE_ROWS
 from jaxengine.scheduler import BlockManager, Scheduler
 from jaxengine.tokenizer import Tokenizer
 from jaxengine.types import (
     FinishReason,
-    Logprob,
     Request,
     RequestOutput,
     SamplingParams,
     Sequence,
     StepPlan,
 )
-
-
-@dataclass
-class StepStats:
-    """What one step did, and the host's seconds in each part of it."""
-
-    step_id: int
-    kind: str                # decode, mixed
-    bucket: int              # sequences of a decode step, tokens of a mixed one
-    num_tokens: int
-    num_seqs: int
-    num_sampled: int = 0
-    schedule_s: float = 0.0
-    build_s: float = 0.0
-    forward_s: float = 0.0   # dispatch of the forward
-    wait_s: float = 0.0      # waiting for the previous step's ids
-    output_s: float = 0.0    # detokenising and finishing the previous step's rows
-    sampler_s: float = 0.0   # sampler inputs and dispatch
-
-    @property
-    def host_s(self) -> float:
-        """Python's share: everything except waiting for the device."""
-        return self.schedule_s + self.build_s + self.forward_s + self.output_s + self.sampler_s
-
-    @property
-    def padding(self) -> int:
-        """Tokens that the bucket computes for nobody."""
-        return self.bucket - self.num_tokens
 
 
 @dataclass
@@ -76,7 +48,7 @@ class _Flight:
     stats: StepStats
     rows: Any = None
     result: Any = None
-    full: bool = False
+    wants_logprobs: bool = False
     scores: list[tuple[RequestState, list[int], list[Any]]] = field(default_factory=list)
 
 
@@ -103,12 +75,11 @@ class Engine:
         self._builder = BatchBuilder(
             config.scheduler.max_num_seqs, runner.buckets.blocks_per_seq, cache.block_size, self._sequence
         )
-        self._rows = RowTable(config.scheduler.max_num_seqs, runner.cfg.vocab_size)
-        self._templates: dict[int, RowTemplate] = {}
+        self._rows = RowBuilder(config.scheduler.max_num_seqs, runner.cfg.vocab_size)
         self._flight: _Flight | None = None
         self._seeds = random.Random(config.seed)
         self._request_ids = itertools.count()
-        self._tenants: dict[int, tuple[int, int]] = {}     # slot -> the sequence whose sampling row it holds
+        self._tenants: dict[int, tuple[int, int]] = {}     # slot -> the sequence whose penalty counts it holds
 
     @property
     def ledger(self):
@@ -128,12 +99,8 @@ class Engine:
     ) -> str:
         """Queues a request and returns its id. Raises ValueError for what can never be served."""
         params = params or SamplingParams()
-        vocab_size = self.runner.cfg.vocab_size
-        if not prompt_token_ids:
-            raise ValueError("prompt_token_ids=[]: a prompt needs at least one token")
-        bad = next((t for t in prompt_token_ids if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or not 0 <= t < vocab_size), None)
-        if bad is not None:
-            raise ValueError(f"prompt_token_ids: {bad!r} is not a token id in [0, {vocab_size})")
+        prompt_token_ids = _checked_ids(prompt_token_ids, self.runner.cfg.vocab_size)
+        validate_ids(params, self.runner.cfg.vocab_size)
         if params.stop_strings and self.tokenizer is None:
             raise ValueError(f"stop={params.stop!r} needs a tokenizer, and this engine has none; use stop_token_ids")
         if params.seed is None:
@@ -141,14 +108,15 @@ class Engine:
         request_id = request_id if request_id is not None else f"req-{next(self._request_ids)}"
         if request_id in self.requests:
             raise ValueError(f"request_id={request_id!r} is already running")
-        request = Request(request_id, [int(t) for t in prompt_token_ids], params, prompt, priority, cache_salt)
-        templates = self._row_templates(params)
+        request = Request(request_id, prompt_token_ids, params, prompt, priority, cache_salt)
+        bad_words = self._bad_word_ids(params)
+        validate_bans(params, self._stop_ids(params), bad_words)
         sequences = self.scheduler.add(request)
         outputs = [SequenceOutput(s, self.tokenizer, self.eos_token_ids) for s in sequences]
         state = self.requests[request_id] = RequestState(request, outputs, output_kind)
-        for seq, out, template in zip(sequences, outputs, templates, strict=True):
+        for seq, out in zip(sequences, outputs, strict=True):
             self._outputs[seq.seq_id], self._states[seq.seq_id] = out, state
-            self._templates[seq.seq_id] = template
+            self._rows.admit(seq, self._stop_ids(params), bad_words)
         return request_id
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -220,29 +188,25 @@ class Engine:
         if not samples:
             return
         # Every earlier id is known by now; what is pending is this step's own.
-        flight.full = any(needs_full(s.seq.request.params, s.seq.num_output_tokens - 1) for s in samples)
-        kind = "sample" if flight.full else "greedy"
-        sizes = self.runner.buckets.sample if flight.full else self.runner.buckets.greedy
+        full = any(needs_full(s.seq.request.params, s.seq.num_output_tokens - 1) for s in samples)
+        flight.wants_logprobs = any(s.seq.request.params.logprobs is not None for s in samples)
+        kind, sizes = ("sample", self.runner.buckets.sample) if full else ("greedy", self.runner.buckets.greedy)
         bucket = self.runner.ledger.pick(kind, sizes, len(samples))
-        slots = [s.slot for s in samples]
-        if flight.full:
+        if full:
             for sample in samples:
-                self._settle(sample)
-            packed = self._rows.build(
-                slots, [s.position for s in samples], bucket, lambda i: (samples[i].seq.output_token_ids, 0)
-            )
-            flight.result = self.runner.sample(flight.rows, packed)
+                self._restore_counts(sample)
+            flight.result = self.runner.sample(flight.rows, self._rows.build(samples, bucket))
         else:
-            padded = np.full(bucket, self.config.scheduler.max_num_seqs, np.int32)      # padding rows: the spare slot
-            padded[: len(slots)] = slots
-            flight.result = self.runner.greedy(flight.rows, padded)
+            slots = np.full(bucket, self.config.scheduler.max_num_seqs, np.int32)      # padding rows: the spare slot
+            slots[: len(samples)] = [s.slot for s in samples]
+            flight.result = self.runner.greedy(flight.rows, slots)
 
     def _collect(self, flight: _Flight | None, stats: StepStats | None) -> list[RequestOutput]:
         """Reads a step's results: ids to sequences, text to outputs, ended sequences out of the scheduler."""
         if flight is None:
             return []
         start = time.perf_counter()
-        result = None if flight.result is None else _to_host(flight.result, flight.full)
+        result = None if flight.result is None else HostResult.read(flight.result, flight.wants_logprobs)
         waited = time.perf_counter()
         touched: dict[str, RequestState] = {}
         for state, positions, scores in flight.scores:
@@ -268,7 +232,7 @@ class Engine:
             stats.wait_s, stats.output_s = waited - start, time.perf_counter() - waited
         return outputs
 
-    def _take(self, seq: Sequence, state: RequestState, result: _HostResult, i: int) -> None:
+    def _take(self, seq: Sequence, state: RequestState, result: HostResult, i: int) -> None:
         now = time.monotonic()
         if not result.finite[i]:
             state.error = "the model produced a logit that is not finite"
@@ -281,7 +245,7 @@ class Engine:
         out = self._outputs[seq.seq_id]
         logprobs = None
         if out.logprobs is not None and result.logprobs is not None:
-            logprobs = self._logprob_dict(token_id, result.logprobs, i, seq.request.params.logprobs or 0)
+            logprobs = result.logprobs.entry(i, token_id, seq.request.params.logprobs or 0, self._text)
         ended = out.append(token_id, logprobs)
         if ended is not None:
             self.scheduler.finish(seq, *ended)
@@ -308,19 +272,17 @@ class Engine:
         del self.requests[state.request.request_id]
         for out in state.outputs:
             seq_id = out.seq.seq_id
-            del self._outputs[seq_id], self._states[seq_id], self._templates[seq_id]
+            del self._outputs[seq_id], self._states[seq_id]
+            self._rows.release(out.seq)
         return output
 
-    def _settle(self, sample: SampleRow) -> None:
-        """Gives a slot to the sequence that is new to it: its sampling row and, with penalties, its counts."""
+    def _restore_counts(self, sample: SampleRow) -> None:
+        """A sequence with penalties that is new to its slot gets its counts written there."""
         seq = sample.seq
         tenant = (seq.seq_id, seq.num_preemptions)
-        if seq.is_finished or self._tenants.get(sample.slot) == tenant:
-            return
-        self._tenants[sample.slot] = tenant
-        self._rows.set(sample.slot, self._templates[seq.seq_id])
-        if has_penalties(seq.request.params):
-            self.runner.reset_slot(sample.slot, seq.token_ids, seq.num_prompt_tokens)
+        if has_penalties(seq.request.params) and self._tenants.get(sample.slot) != tenant:
+            self.runner.reset_slot(sample.slot, seq.request.prompt_token_ids, seq.output_token_ids)
+            self._tenants[sample.slot] = tenant
 
     def _note_first_scheduled(self, plan: StepPlan) -> None:
         for row in plan.rows:
@@ -331,34 +293,18 @@ class Engine:
     def _add_prompt_logprobs(self, state: RequestState, positions: list[int], scores: list[Any]) -> None:
         prompt = state.request.prompt_token_ids
         assert state.prompt_logprobs is not None
-        parts = [LogprobArrays.read(s) for s in scores]
+        parts = [HostLogprobs.read(s) for s in scores]
         for i, position in enumerate(positions):
-            state.prompt_logprobs[position + 1] = self._logprob_dict(
-                prompt[position + 1], parts[i // SCORE_ROWS], i % SCORE_ROWS, state.request.params.prompt_logprobs or 0
+            state.prompt_logprobs[position + 1] = parts[i // SCORE_ROWS].entry(
+                i % SCORE_ROWS, prompt[position + 1], state.request.params.prompt_logprobs or 0, self._text
             )
-
-    def _logprob_dict(self, token_id: int, arrays: LogprobArrays, row: int, count: int) -> dict[int, Logprob]:
-        """The token's own entry first, then the top `count`."""
-        own = Logprob(float(arrays.logprobs[row]), int(arrays.ranks[row]), self._text(token_id))
-        entries = {token_id: own}
-        top = zip(arrays.top_ids[row, :count].tolist(), arrays.top_logprobs[row, :count].tolist(), strict=True)
-        for rank, (top_id, value) in enumerate(top, 1):
-            if top_id not in entries:
-                entries[top_id] = Logprob(value, rank, self._text(top_id))
-        return entries
 
     def _text(self, token_id: int) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.token_text(token_id)
 
-    def _row_templates(self, params: SamplingParams) -> list[RowTemplate]:
-        """One sampling row for each of the request's n sequences."""
-        assert params.seed is not None
-        stop_ids = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self.eos_token_ids)
-        bad_words = self._bad_word_ids(params)
-        return [
-            RowTemplate.pack(params, self.runner.cfg.vocab_size, params.seed, i, sorted(stop_ids), bad_words)
-            for i in range(params.n)
-        ]
+    def _stop_ids(self, params: SamplingParams) -> set[int]:
+        """Every id that ends the sequence: what min_tokens holds back."""
+        return set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self.eos_token_ids)
 
     def _bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as ids, at the start of a text and after a space."""
@@ -371,28 +317,11 @@ class Engine:
         return [list(word) for word in dict.fromkeys(ids) if word]
 
 
-@dataclass(frozen=True)
-class LogprobArrays:
-    """sampler.TokenLogprobs on the host."""
-
-    logprobs: np.ndarray
-    ranks: np.ndarray
-    top_ids: np.ndarray
-    top_logprobs: np.ndarray
-
-    @classmethod
-    def read(cls, result: TokenLogprobs) -> LogprobArrays:
-        return cls(*(np.asarray(getattr(result, f.name)) for f in fields(cls)))
-
-
-@dataclass(frozen=True)
-class _HostResult:
-    token_ids: list[int]
-    finite: list[bool]
-    logprobs: LogprobArrays | None
-
-
-def _to_host(result: SampleResult, full: bool) -> _HostResult:
-    """Waits for the device."""
-    logprobs = LogprobArrays.read(result.logprobs) if full and result.logprobs is not None else None
-    return _HostResult(np.asarray(result.token_ids).tolist(), np.asarray(result.finite).tolist(), logprobs)
+def _checked_ids(token_ids: list[int], vocab_size: int) -> list[int]:
+    """The ids as plain ints. A gather on the device would clamp a wrong id instead of failing."""
+    if not token_ids:
+        raise ValueError("prompt_token_ids=[]: a prompt needs at least one token")
+    for t in token_ids:
+        if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or not 0 <= t < vocab_size:
+            raise ValueError(f"prompt_token_ids: {t!r} is not a token id in [0, {vocab_size})")
+    return [int(t) for t in token_ids]

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from pallas_kernels.backend import resolve_backend
 
 from jaxengine.config import EngineConfig
 from jaxengine.engine import compile_cache, sampler
 from jaxengine.engine.ledger import CompileLedger, Key
 from jaxengine.engine.memory import MemoryPlan, abstract_pool, allocate, plan_memory
-from jaxengine.engine.row_table import RowPlacer
-from jaxengine.engine.sampling_batch import PackedRows
+from jaxengine.engine.sampling_batch import SampleInputs
+from jaxengine.engine.sampling_rows import InputPlacer
 from jaxengine.engine.step import COPIES, SCORE_ROWS, StepBuckets, Steps
 from jaxengine.scheduler.buckets import decode_buckets, row_buckets, token_buckets
-from pallas_kernels.backend import resolve_backend
 from sharding import abstract_params
 
 
@@ -47,7 +47,7 @@ class Runner:
         )
         self.steps = Steps(family, cfg, mesh, self.ledger, self.buckets, self.backend)
         self.steps.plan_all(params, self._pool_shape, self._state_shape)
-        self._placer = RowPlacer(mesh, cfg.vocab_size)
+        self._placer = InputPlacer(mesh, cfg.vocab_size)
         self.params: Any = None
 
     def start_compiling(self) -> None:
@@ -78,13 +78,13 @@ class Runner:
         result, self.state = step(self.params, rows, self.state, self._put(slots))
         return _start_copy(result)
 
-    def sample(self, rows: jax.Array, packed: PackedRows) -> sampler.SampleResult:
-        """Dispatches the full sampler on the first rows, as many as `packed` has: a bucket."""
-        step = self.ledger.get(Key("sample", len(packed.rows)))
-        result, self.state = step(self.params, rows, self.state, self._placer.place(packed))
+    def sample(self, rows: jax.Array, inputs: SampleInputs) -> sampler.SampleResult:
+        """Dispatches the full sampler on the first rows, as many as `inputs` has: a bucket."""
+        step = self.ledger.get(Key("sample", len(inputs.rows)))
+        result, self.state = step(self.params, rows, self.state, self._placer.place(inputs))
         return _start_copy(result)
 
-    def score(self, hidden: jax.Array, index: np.ndarray, targets: np.ndarray) -> list[sampler.TokenLogprobs]:
+    def score(self, hidden: jax.Array, index: np.ndarray, targets: np.ndarray) -> list[sampler.ScoreResult]:
         """Log-probabilities of `targets` int32[n] at hidden rows `index` int32[n], SCORE_ROWS a call."""
         step = self.ledger.get(Key("score"))
         results = []
@@ -102,12 +102,10 @@ class Runner:
             part[:, : len(chunk)] = np.array(chunk, np.int32).T
             self.pool = self.ledger.get(Key("copy"))(self.pool, self._put(part[0]), self._put(part[1]))
 
-    def reset_slot(self, slot: int, token_ids: list[int], num_prompt: int) -> None:
+    def reset_slot(self, slot: int, prompt: list[int], output: list[int]) -> None:
         """Restores a slot's penalty counts when a sequence takes it."""
-        padded = np.zeros(self.buckets.max_tokens, np.int32)
-        padded[: len(token_ids)] = token_ids
-        numbers = [self._put(np.int32(x)) for x in (slot, num_prompt, len(token_ids))]
-        self.state = self.ledger.get(Key("reset"))(self.state, numbers[0], self._put(padded), *numbers[1:])
+        inputs = sampler.reset_inputs(slot, prompt, output, self.buckets.max_tokens)
+        self.state = self.ledger.get(Key("reset"))(self.state, *map(self._put, inputs))
 
     def _put(self, x: np.ndarray) -> Any:
         return x if self.mesh.size == 1 else jax.device_put(x, self._replicated)

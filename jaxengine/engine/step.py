@@ -20,7 +20,8 @@ from jaxengine.arrays import KVPool
 from jaxengine.engine import sampler
 from jaxengine.engine.batch import BatchShape, unpack
 from jaxengine.engine.ledger import CompileLedger, Key
-from jaxengine.engine.sampling_batch import MAX_BIAS, WIDTH, PackedRows
+from jaxengine.engine.sampling_batch import SampleInputs
+from jaxengine.engine.sampling_rows import abstract_inputs
 from sharding import spec
 
 COPIES = 16          # block copies in one call
@@ -76,19 +77,14 @@ class Steps:
             self._plan(Key("greedy", r), f"R={r}", partial(self._greedy, num_rows=r), 2,
                        params, rows, state, self._replicated((r,), jnp.int32))
         for r in b.sample:
-            self._plan(Key("sample", r), f"R={r}", partial(self._sample, num_rows=r), 2,
-                       params, rows, state, self._abstract_rows(r))
+            inputs = jax.tree.map(lambda s: self._replicated(s.shape, s.dtype), abstract_inputs(r, self.cfg.vocab_size))
+            self._plan(Key("sample", r), f"R={r}", partial(self._sample, num_rows=r), 2, params, rows, state, inputs)
         index = self._replicated((SCORE_ROWS,), jnp.int32)
         self._plan(Key("score"), f"R={SCORE_ROWS}", self._score, None, params, hidden, index, index)
-        number = self._replicated((), jnp.int32)
-        tokens = self._replicated((self.buckets.max_tokens,), jnp.int32)
-        self._plan(Key("reset"), f"tokens={b.max_tokens}", sampler.reset_slot, 0, state, number, tokens, number, number)
+        self._plan(Key("reset"), f"tokens={b.max_tokens}", sampler.reset_slot, 0, state,
+                   self._replicated((3,), jnp.int32), self._replicated((b.max_tokens,), jnp.int32))
         pairs = self._replicated((COPIES,), jnp.int32)
         self._plan(Key("copy"), f"blocks={COPIES}", copy_blocks, 0, pool, pairs, pairs)
-
-    def _abstract_rows(self, r: int) -> PackedRows:
-        shapes = ((r, WIDTH), jnp.int32), ((r, 3, MAX_BIAS), jnp.int32), ((r, -(-self.cfg.vocab_size // 32)), jnp.uint32)
-        return PackedRows(*(self._replicated(*shape) for shape in shapes))
 
     def _replicated(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, PartitionSpec()))
@@ -114,9 +110,9 @@ class Steps:
         logits = self.family.compute_logits(params, rows[:num_rows], self.cfg)
         return sampler.greedy(logits, state, slots)
 
-    def _sample(self, params, rows, state, packed: PackedRows, *, num_rows: int):
+    def _sample(self, params, rows, state, inputs: SampleInputs, *, num_rows: int):
         logits = self.family.compute_logits(params, rows[:num_rows], self.cfg)
-        return sampler.sample(logits, state, packed)
+        return sampler.sample(logits, state, inputs)
 
     def _score(self, params, hidden, index, targets):
         rows = hidden.at[index].get(out_sharding=spec("tokens", "embed"))
