@@ -29,7 +29,7 @@ MAY_IMPORT = {
         "jaxengine.models", "jaxengine.scheduler", "jaxengine.tokenizer", "jaxengine.types", "pallas_kernels",
         "sharding",
     ),
-    "jaxengine.bench": ("jaxengine",),
+    "jaxengine.bench": ("jaxengine", "pallas_kernels", "sharding"),
     "jaxengine.cli": (
         "jaxengine.bench", "jaxengine.checkpoint", "jaxengine.config", "jaxengine.engine", "jaxengine.models.registry",
         "jaxengine.types",

@@ -51,7 +51,12 @@ def run(args: argparse.Namespace) -> int:
             elif line.startswith("/"):
                 _note(f"unknown command {line.split()[0]}; there are /reset and /exit")
             elif line:
-                _answer(conversation, line, interactive)
+                try:
+                    _answer(conversation, line, interactive)
+                except ValueError as error:      # this message is too long, say; the next may not be
+                    if not interactive:
+                        raise
+                    _note(f"error: {error}")
     return 0
 
 
@@ -70,7 +75,8 @@ def _lines(interactive: bool) -> Iterator[str]:
 
 def _answer(conversation: Conversation, text: str, interactive: bool) -> None:
     """Prints the answer while it is made. In a terminal Ctrl-C ends the answer and not the chat."""
-    with _interrupt_as_wish() if interactive else nullcontext(Event()) as stop, closing(conversation.say(text)) as reply:
+    interrupt = _interrupt_as_wish() if interactive else nullcontext(Event())
+    with interrupt as stop, closing(conversation.say(text)) as reply:
         for piece in reply:
             print(piece, end="", flush=True)
             if stop.is_set():
