@@ -50,7 +50,8 @@ class AsyncEngine:
                    progress: bool = True, **options: Any) -> AsyncEngine:
         """Loads a model as `LLM` does."""
         config = EngineConfig.from_options(**options)
-        return cls(load_engine(model, config, chat_template=chat_template, accept_terms=accept_terms, progress=progress).engine)
+        loaded = load_engine(model, config, chat_template=chat_template, accept_terms=accept_terms, progress=progress)
+        return cls(loaded.engine)
 
     @property
     def is_healthy(self) -> bool:

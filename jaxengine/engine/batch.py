@@ -84,11 +84,14 @@ class SampleRow:
 class BatchBuilder:
     """Fills packed vectors. Keeps one block table row per slot, so a step copies only what changed."""
 
-    def __init__(self, max_num_seqs: int, blocks_per_seq: int, block_size: int, find: Callable[[int], Sequence]) -> None:
+    def __init__(
+        self, max_num_seqs: int, blocks_per_seq: int, block_size: int, find: Callable[[int], Sequence]
+    ) -> None:
         self.block_size = block_size
         self._find = find
         self._tables = np.zeros((max_num_seqs, blocks_per_seq), np.int32)
-        self._synced: list[tuple[tuple[int, int], int]] = [((-1, 0), 0)] * max_num_seqs   # (tenant, blocks known) per slot
+        # Per slot: whose row it is, and how many of its blocks are known.
+        self._synced: list[tuple[tuple[int, int], int]] = [((-1, 0), 0)] * max_num_seqs
 
     def build(self, plan: StepPlan, shape: BatchShape) -> tuple[np.ndarray, list[SampleRow]]:
         """The packed vector of a plan in a bucket, and its rows to sample in order (forked children included)."""

@@ -5,7 +5,7 @@ import platform
 from pathlib import Path
 
 import jax
-import jaxlib
+from jaxlib import version as jaxlib_version
 
 
 def enable(directory: str | None) -> Path | None:
@@ -19,7 +19,7 @@ def enable(directory: str | None) -> Path | None:
     if jax.config.jax_compilation_cache_dir:
         return Path(jax.config.jax_compilation_cache_dir)
     base = Path(directory).expanduser() if directory else Path.home() / ".cache" / "jaxengine" / "xla"
-    folder = base / f"{jax.default_backend()}-{jaxlib.__version__}-{_cpu_key()}"
+    folder = base / f"{jax.default_backend()}-{jaxlib_version.__version__}-{_cpu_key()}"
     folder.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -31,5 +31,6 @@ def _cpu_key() -> str:
     features = platform.machine() + platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        features += next((line for line in cpuinfo.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+        lines = cpuinfo.read_text().splitlines()
+        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return hashlib.blake2b(features.encode(), digest_size=6).hexdigest()

@@ -95,7 +95,8 @@ class Engine:
 
     def add_request(
         self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, request_id: str | None = None,
-        prompt: str | None = None, priority: int = 0, cache_salt: str | None = None, output_kind: OutputKind = "cumulative",
+        prompt: str | None = None, priority: int = 0, cache_salt: str | None = None,
+        output_kind: OutputKind = "cumulative",
     ) -> str:
         """Queues a request and returns its id. Raises ValueError for what can never be served."""
         params = params or SamplingParams()
@@ -175,7 +176,7 @@ class Engine:
             if state.prompt_logprobs is None:
                 continue
             prompt = state.request.prompt_token_ids
-            last = min(row.start + row.num_tokens, len(prompt) - 1)      # the prompt's last position predicts no prompt token
+            last = min(row.start + row.num_tokens, len(prompt) - 1)      # what follows the prompt is not its own
             positions = list(range(row.start, last))
             if not positions:
                 continue

@@ -134,15 +134,17 @@ class CompileLedger:
 
     def table(self) -> str:
         """The ledger as text: seconds to compile, GFLOP and MB by XLA's reckoning."""
-        lines = [f"{'executable':<16}{'state':<10}{'seconds':>8}{'GFLOP':>9}{'temp MB':>9}{'alias MB':>9}{'calls':>7}  shapes"]
-        for e in self.entries.values():
-            def show(value: float | None, scale: float = 1.0, digits: int = 2) -> str:
-                return "-" if value is None else f"{value / scale:.{digits}f}"
-            lines.append(
-                f"{e.key!s:<16}{e.state:<10}{show(e.seconds):>8}{show(e.flops, 1e9):>9}{show(e.temp_bytes, 1e6, 1):>9}"
-                f"{show(e.alias_bytes, 1e6, 1):>9}{e.calls:>7}  {e.shapes}"
-            )
-        return "\n".join(lines)
+        heads = ("executable", "state", "seconds", "GFLOP", "temp MB", "alias MB", "calls", "shapes")
+        rows = [
+            (str(e.key), e.state, _show(e.seconds), _show(e.flops, 1e9), _show(e.temp_bytes, 1e6, 1),
+             _show(e.alias_bytes, 1e6, 1), str(e.calls), e.shapes)
+            for e in self.entries.values()
+        ]
+        return "\n".join("{:<16}{:<10}{:>8}{:>9}{:>9}{:>9}{:>7}  {}".format(*row) for row in (heads, *rows))
+
+
+def _show(value: float | None, scale: float = 1.0, digits: int = 2) -> str:
+    return "-" if value is None else f"{value / scale:.{digits}f}"
 
 
 def _read_figures(entry: Entry, compiled: Any) -> None:

@@ -77,7 +77,7 @@ class LLM:
         tools: list[dict[str, Any]] | None = None, chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or several, each a list of {"role": ..., "content": ...}."""
-        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        conversations: list[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [
             self._encode_chat(
                 conversation, add_generation_prompt=add_generation_prompt,
@@ -167,7 +167,8 @@ class LLM:
         self, prompts: list[tuple[list[int], str | None]], params: SamplingParams | Sequence[SamplingParams] | None,
         kind: OutputKind, priority: list[int] | None = None,
     ) -> list[str]:
-        each = _one_each(params if params is not None else self.default_sampling_params(), len(prompts), "sampling_params")
+        params = params if params is not None else self.default_sampling_params()
+        each = _one_each(params, len(prompts), "sampling_params")
         priorities = _one_each(priority if priority is not None else 0, len(prompts), "priority")
         ids: list[str] = []
         try:
@@ -185,11 +186,13 @@ class LLM:
     ) -> list[RequestOutput]:
         ids = self._add_all(prompts, params, "final_only", priority)
         done: dict[str, RequestOutput] = {}
+        tokens = 0
         with tqdm(total=len(ids), desc="Requests", unit="req", disable=not use_tqdm) as bar:
             for output in self._drain(ids):
                 done[output.request_id] = output
                 bar.update()
-                bar.set_postfix_str(f"{sum(len(c.token_ids) for o in done.values() for c in o.outputs)} tokens", refresh=False)
+                tokens += sum(len(c.token_ids) for c in output.outputs)
+                bar.set_postfix_str(f"{tokens} tokens", refresh=False)
         return [done[request_id] for request_id in ids]
 
     def _stream(

@@ -28,7 +28,8 @@ class LoadedModel:
 
 
 def load_engine(
-    model: str, config: EngineConfig, *, chat_template: str | None = None, accept_terms: bool = False, progress: bool = True
+    model: str, config: EngineConfig, *, chat_template: str | None = None, accept_terms: bool = False,
+    progress: bool = True,
 ) -> LoadedModel:
     """Opens a demo name, a folder, a .gguf file or a hub id, and makes an engine of it.
 

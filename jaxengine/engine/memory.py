@@ -47,8 +47,8 @@ class MemoryPlan:
     def __str__(self) -> str:
         return (
             f"weights   {self.weight_bytes / 1e6:10.1f} MB\n"
-            f"KV pool   {self.pool_bytes / 1e6:10.1f} MB  {self.num_blocks} blocks of {self.block_size} tokens "
-            f"({self.pool_tokens} tokens, {self.kv_cache_dtype}, {self.block_bytes / self.block_size / 1e3:.1f} kB a token)\n"
+            f"KV pool   {self.pool_bytes / 1e6:10.1f} MB  {self.num_blocks} blocks of {self.block_size} tokens: "
+            f"{self.pool_tokens} tokens, {self.kv_cache_dtype}, {self.block_bytes / self.block_size / 1e3:.1f} kB a token\n"
             f"reckoned  {self.reckoned}"
         )
 
@@ -100,8 +100,9 @@ def _available_bytes() -> int:
 
 def abstract_pool(cfg: Any, plan: MemoryPlan, mesh: Mesh) -> KVPool:
     """The pool as ShapeDtypeStructs with shardings."""
-    layer = kv_layer_spec(plan.num_blocks, plan.block_size, cfg.num_kv_heads, cfg.head_dim, jnp.dtype(plan.kv_cache_dtype))
-    arrays = {
+    dtype = jnp.dtype(plan.kv_cache_dtype)
+    layer = kv_layer_spec(plan.num_blocks, plan.block_size, cfg.num_kv_heads, cfg.head_dim, dtype)
+    arrays: dict[str, Any] = {
         name: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec(*axes)))
         for name, (shape, dtype, axes) in layer.items()
     }

@@ -35,10 +35,13 @@ class SequenceOutput:
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = tokenizer.detokenizer(seq.request.prompt_token_ids, params.skip_special_tokens)
-        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output) if params.stop_strings else None
+        stops = params.stop_strings
+        self._stops = StopStrings(stops, params.include_stop_str_in_output) if stops else None
         self._sent_text = self._sent_tokens = 0
 
-    def append(self, token_id: int, logprobs: dict[int, Logprob] | None) -> tuple[FinishReason, int | str | None] | None:
+    def append(
+        self, token_id: int, logprobs: dict[int, Logprob] | None
+    ) -> tuple[FinishReason, int | str | None] | None:
         """Takes the sequence's next id; returns (finish reason, stop reason) when it is the last one."""
         self._num_tokens += 1
         if logprobs is not None and self.logprobs is not None:
@@ -104,11 +107,12 @@ class RequestState:
     """A request under way: its sequences' outputs, prompt log-probabilities, and whether all have ended."""
 
     def __init__(self, request: Request, outputs: list[SequenceOutput], kind: OutputKind) -> None:
-        self.request, self.outputs, self.kind = request, outputs, kind
+        self.request, self.outputs = request, outputs
+        self.kind: OutputKind = kind
         self.error: str | None = None
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if request.params.prompt_logprobs is not None:
-            self.prompt_logprobs = [None] * len(request.prompt_token_ids)    # nothing precedes the first token
+            self.prompt_logprobs = [None for _ in request.prompt_token_ids]     # nothing precedes the first token
         self.metrics = RequestMetrics(request.arrival_time)
 
     @property

@@ -25,7 +25,9 @@ from sharding import abstract_params
 class Runner:
     """Compiles and calls the steps. Made before the weights are loaded, so that both happen at once."""
 
-    def __init__(self, family: ModuleType, cfg: Any, config: EngineConfig, mesh: Mesh, dtype: Any, max_model_len: int) -> None:
+    def __init__(
+        self, family: ModuleType, cfg: Any, config: EngineConfig, mesh: Mesh, dtype: Any, max_model_len: int
+    ) -> None:
         self.cfg, self.config, self.mesh = cfg, config, mesh
         self.cache_folder = compile_cache.enable(config.compile.cache_dir)
         params = abstract_params(family.param_specs(cfg), dtype, mesh)
@@ -49,6 +51,8 @@ class Runner:
         self.steps.plan_all(params, self._pool_shape, self._state_shape)
         self._placer = InputPlacer(mesh, cfg.vocab_size)
         self.params: Any = None
+        self.pool: Any = None
+        self.state: Any = None
 
     def start_compiling(self) -> None:
         """Starts on what the first answer needs; the rest by `warmup`."""
