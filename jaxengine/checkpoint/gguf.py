@@ -8,6 +8,7 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -206,12 +207,12 @@ def _num_bytes(path: Path, name: str, shape: tuple[int, ...], kind: GGMLType) ->
 
 def _check_places(path: Path, size: int, tensors: list[GGUFTensor]) -> None:
     tensors = sorted(tensors, key=lambda t: t.offset)
-    for tensor, following in zip(tensors, [*tensors[1:], None], strict=True):
-        end = tensor.offset + tensor.nbytes
-        if end > size:
+    for tensor in tensors:
+        if tensor.offset + tensor.nbytes > size:
             raise ValueError(
-                f"{path} is cut short or damaged: tensor {tensor.name!r} ends at byte {end}, "
-                f"the file at {size}"
+                f"{path} is cut short or damaged: tensor {tensor.name!r} ends at byte "
+                f"{tensor.offset + tensor.nbytes}, the file at {size}"
             )
-        if following is not None and end > following.offset:
+    for tensor, following in pairwise(tensors):
+        if tensor.offset + tensor.nbytes > following.offset:
             raise ValueError(f"{path}: tensors {tensor.name!r} and {following.name!r} overlap")

@@ -10,6 +10,7 @@ from jaxengine.checkpoint.gguf import GGUFFile
 
 # The divisors of rope frequencies, kept where published configs have `rope_scaling`.
 ROPE_TABLE = "rope_freqs.weight"
+_SCALING_KEYS = ("type", "factor", "original_context_length", "finetuned")
 
 
 class _Metadata:
@@ -89,6 +90,9 @@ def _vocab_size(meta: _Metadata) -> int:
 def _rope_scaling(meta: _Metadata, head_dim: int) -> dict[str, Any] | None:
     if ROPE_TABLE in meta.file.tensors:
         return _llama3_scaling(meta, head_dim)
+    prefix = f"{meta.arch}.rope.scaling."
+    if unknown := [key for key in meta.all if key.startswith(prefix) and key.removeprefix(prefix) not in _SCALING_KEYS]:
+        raise meta.fail(f"{unknown[0]} is not supported")
     kind = meta.get("rope.scaling.type", "none")
     factor = meta.get("rope.scaling.factor", meta.get("rope.scale_linear", 1.0))
     if kind == "none" or (kind == "linear" and factor == 1.0):

@@ -34,6 +34,9 @@ class HuggingFaceCheckpoint(TensorCheckpoint):
         array = self.files[name].array(name)
         return array.reshape(-1, array.shape[-1])[start:stop]
 
+    def read(self, name: str) -> np.ndarray:
+        return self.files[name].array(name)
+
 
 def open_huggingface(folder: Path) -> HuggingFaceCheckpoint:
     """Opens a folder; all headers are checked, no tensor is read."""

@@ -31,7 +31,7 @@ def open_checkpoint(
     if name in demo_models():
         return open_gguf(fetch_demo(demo_models()[name], accept_terms, cache_dir, progress))
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return _open_folder(path)
     if path.is_file():
         if path.suffix != ".gguf":
