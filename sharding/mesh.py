@@ -1,5 +1,8 @@
 """The device mesh that every compiled step runs under."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 from jax.sharding import AxisType, Mesh
 
@@ -7,7 +10,7 @@ AXES = ("data", "kv", "group")
 
 
 def make_mesh(
-    data: int = 1, kv: int = 1, group: int = 1, devices: list[jax.Device] | None = None
+    data: int = 1, kv: int = 1, group: int = 1, devices: Sequence[Any] | None = None
 ) -> Mesh:
     """An explicit mesh of `data * kv * group` devices.
 

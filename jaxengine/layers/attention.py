@@ -14,10 +14,20 @@ Q_AXES = ("tokens", "kv_heads", "q_group", "head")
 KV_AXES = ("tokens", "kv_heads", "head")
 
 
-def project_qkv(x: jax.Array, wq: jax.Array, wkv: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x [T, D], wq [K, G, H, D], wkv [2, K, H, D] -> q [T, K, G, H], k [T, K, H], v [T, K, H]."""
+def project_qkv(
+    x: jax.Array,                    # [T, D]
+    wq: jax.Array,                   # [K, G, H, D]
+    wkv: jax.Array,                  # [2, K, H, D]
+    bq: jax.Array | None = None,     # [K, G, H]
+    bkv: jax.Array | None = None,    # [2, K, H]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """q [T, K, G, H], k [T, K, H], v [T, K, H]."""
     q = linear(x, wq, Q_AXES)
     kv = linear(x, wkv, ("tokens", None, "kv_heads", "head"))
+    if bq is not None:
+        q = q + bq[None]
+    if bkv is not None:
+        kv = kv + bkv[None]
     return q, kv[:, 0], kv[:, 1]
 
 

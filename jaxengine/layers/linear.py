@@ -45,6 +45,16 @@ def embed(table: jax.Array, token_ids: jax.Array) -> jax.Array:
     return table.at[token_ids].get(out_sharding=spec("tokens", "embed"))
 
 
+def scaled_embed(table: jax.Array, token_ids: jax.Array) -> jax.Array:
+    """`embed` times sqrt(D); the factor is rounded to the table's dtype, as Gemma was trained with."""
+    return embed(table, token_ids) * jnp.asarray(table.shape[1] ** 0.5, table.dtype)
+
+
 def unembed(x: jax.Array, table: jax.Array) -> jax.Array:
     """x [R, D] against table [V, D] -> float32 logits [R, V]."""
     return jnp.einsum("rd,vd->rv", x, table, out_sharding=spec("tokens", "vocab"), preferred_element_type=jnp.float32)
+
+
+def softcap(x: jax.Array, cap: float) -> jax.Array:
+    """cap * tanh(x / cap): x squeezed into (-cap, cap)."""
+    return cap * jnp.tanh(x / cap)

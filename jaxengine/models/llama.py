@@ -7,12 +7,13 @@ import jax
 from flax import struct
 
 from jaxengine.arrays import KVPool, StepBatch
+from jaxengine.layers.activation import ACTIVATIONS
 from jaxengine.layers.attention import paged_attention, project_out, project_qkv
 from jaxengine.layers.linear import embed, unembed
 from jaxengine.layers.mlp import gated_mlp
 from jaxengine.layers.norm import rms_norm
 from jaxengine.layers.rope import RopeConfig, apply_rope, rope_angles
-from jaxengine.models.published import PublishedConfig
+from jaxengine.models.published import FULL, WINDOWED, PublishedConfig
 from jaxengine.models.weights import NameMap, stack
 from sharding import ParamSpec
 
@@ -29,21 +30,44 @@ class Config:
     rms_norm_eps: float
     max_position_embeddings: int
     tie_word_embeddings: bool
+    hidden_act: str
     rope: RopeConfig
     layer_has_rope: tuple[bool, ...]
     sliding_windows: tuple[int | None, ...]      # per layer
 
     @classmethod
     def from_published(cls, published: dict[str, Any]) -> "Config":
-        c = PublishedConfig(published)
-        no_rope = c.get("no_rope_layers") if c.model_type == "smollm3" else None
-        window = c.sliding_window() if c.model_type == "mistral" else None
+        smollm3 = published.get("model_type") == "smollm3"
+        c = PublishedConfig(published, implements=("use_sliding_window",) if smollm3 else ())
+        has_rope = _layer_has_rope(c) if smollm3 else (True,) * c.num_layers
         return cls(
-            **c.common(),
-            rope=c.rope(),
-            layer_has_rope=tuple(bool(x) for x in no_rope) if no_rope else (True,) * c.num_layers,
-            sliding_windows=(window,) * c.num_layers,
+            **c.common(tied=smollm3),
+            hidden_act=c.activation("silu"),
+            rope=c.rope(default_theta=2000000.0 if smollm3 else 10000.0),
+            layer_has_rope=has_rope,
+            sliding_windows=_sliding_windows(c, has_rope),
         )
+
+
+def _layer_has_rope(c: PublishedConfig) -> tuple[bool, ...]:
+    """SmolLM3's `no_rope_layers` marks with 1 the layers that do rotate; where missing, every n-th does not."""
+    every = c.get("no_rope_layer_interval", 4)
+    marks = c.get("no_rope_layers", [(i + 1) % every != 0 for i in range(c.num_layers)])
+    if len(marks) != c.num_layers:
+        raise ValueError(f"config.json: {len(marks)} no_rope_layers for num_hidden_layers={c.num_layers}")
+    return tuple(bool(mark) for mark in marks)
+
+
+def _sliding_windows(c: PublishedConfig, has_rope: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """Mistral: one window on all layers. SmolLM3: on those that `layer_types` names, else those without rope."""
+    window = c.get("sliding_window")
+    if c.model_type == "mistral":
+        types = [FULL if window is None else WINDOWED] * c.num_layers
+        c.refuse("layer_types", (types,))
+        return c.windows(tuple(types), window)
+    if c.get("use_sliding_window", False):
+        return c.windows(c.layer_types([FULL if rope else WINDOWED for rope in has_rope]), window)
+    return (None,) * c.num_layers
 
 
 @struct.dataclass
@@ -107,6 +131,7 @@ def forward(params: Params, batch: StepBatch, pool: KVPool, cfg: Config) -> tupl
     """Hidden states [T, D] after the final norm, and the updated pool."""
     x = embed(params.embed, batch.token_ids)
     angles = rope_angles(batch.positions, cfg.rope)
+    activation = ACTIVATIONS[cfg.hidden_act]
     layers = []
     for i, (p, kv) in enumerate(zip(params.layers, pool.layers, strict=True)):
         q, k, v = project_qkv(rms_norm(x, p.attn_norm, cfg.rms_norm_eps), p.wq, p.wkv)
@@ -116,7 +141,7 @@ def forward(params: Params, batch: StepBatch, pool: KVPool, cfg: Config) -> tupl
             q, k, v, kv, batch, scale=cfg.head_dim**-0.5, sliding_window=cfg.sliding_windows[i]
         )
         x = x + project_out(out, p.wo)
-        x = x + gated_mlp(rms_norm(x, p.mlp_norm, cfg.rms_norm_eps), p.gate_up, p.down, jax.nn.silu)
+        x = x + gated_mlp(rms_norm(x, p.mlp_norm, cfg.rms_norm_eps), p.gate_up, p.down, activation)
         layers.append(kv)
     return rms_norm(x, params.norm, cfg.rms_norm_eps), KVPool(tuple(layers))
 

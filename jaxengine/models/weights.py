@@ -22,5 +22,9 @@ def stack(*names: str) -> Source:
     return Source(names)
 
 
+def one_plus(name: str) -> Source:
+    return Source((name,), add_one=True)
+
+
 def source(entry: str | Source) -> Source:
     return Source((entry,)) if isinstance(entry, str) else entry
