@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -9,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from pallas_kernels.backend import resolve_backend
 
 from jaxengine.config import EngineConfig
 from jaxengine.engine import compile_cache, sampler
@@ -19,7 +20,17 @@ from jaxengine.engine.sampling_batch import SampleInputs
 from jaxengine.engine.sampling_rows import InputPlacer
 from jaxengine.engine.step import COPIES, SCORE_ROWS, StepBuckets, Steps
 from jaxengine.scheduler.buckets import decode_buckets, row_buckets, token_buckets
+from pallas_kernels.backend import resolve_backend
 from sharding import abstract_params
+
+_ALIVE: weakref.WeakSet[Runner] = weakref.WeakSet()
+
+
+@atexit.register
+def _wait_for_all() -> None:
+    """A step that still runs while Python shuts down aborts the process, so a script's end waits for it."""
+    for runner in list(_ALIVE):
+        runner.wait()
 
 
 class Runner:
@@ -53,6 +64,7 @@ class Runner:
         self.params: Any = None
         self.pool: Any = None
         self.state: Any = None
+        _ALIVE.add(self)
 
     def start_compiling(self) -> None:
         """Starts on what the first answer needs; the rest by `warmup`."""
@@ -114,8 +126,13 @@ class Runner:
     def _put(self, x: np.ndarray) -> Any:
         return x if self.mesh.size == 1 else jax.device_put(x, self._replicated)
 
+    def wait(self) -> None:
+        """Returns when the device has done all that was dispatched."""
+        jax.block_until_ready((self.pool, self.state))
+
     def close(self) -> None:
         self.ledger.close()
+        self.wait()
         self.params = self.pool = self.state = None
 
 
