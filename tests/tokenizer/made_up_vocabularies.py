@@ -1,5 +1,6 @@
 """Small vocabularies in the form of GGUF metadata, and a plain reading of how sentencepiece shows bytes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import pre_tokenizers
@@ -18,7 +19,9 @@ def metadata(model: str, tokens: list[tuple[str, int, float]], **entries: Any) -
     return {f"tokenizer.ggml.{key}": value for key, value in (values | entries).items()}
 
 
-def byte_level(pre: str, merges: list[str] = (), special: list[str] = (), **entries: Any) -> dict[str, Any]:  # type: ignore[assignment]
+def byte_level(
+    pre: str, merges: Sequence[str] = ("a b",), special: Sequence[str] = (), **entries: Any
+) -> dict[str, Any]:
     """256 bytes, then one token per merge, then control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [(text, NORMAL, 0.0) for text in [*alphabet, *(merge.replace(" ", "") for merge in merges)]]

@@ -10,11 +10,12 @@ from made_up_vocabularies import sentencepiece, without_broken_characters
 
 from jaxengine.tokenizer import Tokenizer
 
+Stream = tuple[list[list[int]], list[list[int]], bool]     # pieces of the prompt and of the output, skip special?
 BYTES = st.sampled_from([0xE2, 0x82, 0xAC, 0x41, 0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80, 0xFF, 0xED, 0xA0])
 
 
 @st.composite
-def streams(draw: st.DrawFn, size: int, byte_ids: list[int], special: list[int]) -> tuple[list[list[int]], list[list[int]], bool]:
+def streams(draw: st.DrawFn, size: int, byte_ids: list[int], special: list[int]) -> Stream:
     """Prompt and output as pieces of ids: anything in the vocabulary, many bytes and special tokens."""
     tokens = st.one_of(st.integers(0, size - 1), BYTES.map(byte_ids.__getitem__), st.sampled_from(special))
     pieces = st.lists(st.lists(tokens, max_size=4), max_size=5)
@@ -33,7 +34,7 @@ def _added(whole: str, prompt: str) -> str:
     return whole[at:]
 
 
-def _check(tokenizer: Tokenizer, stream: tuple[list[list[int]], list[list[int]], bool], decode: Callable[[list[int]], str]) -> None:
+def _check(tokenizer: Tokenizer, stream: Stream, decode: Callable[[list[int]], str]) -> None:
     prompt, output, skip = stream
     kept = [i for i in _flat(prompt) + _flat(output) if not skip or i not in tokenizer.special_token_ids]
     num_prompt = sum(1 for i in _flat(prompt) if not skip or i not in tokenizer.special_token_ids)
@@ -51,7 +52,7 @@ def test_byte_level_streams_equal_the_library_s_decoding(smollm2_tokenizer: Toke
 
     @settings(max_examples=300)
     @given(streams(smollm2_tokenizer.vocab_size, byte_ids, special))
-    def check(stream: tuple[list[list[int]], list[list[int]], bool]):
+    def check(stream: Stream):
         _check(smollm2_tokenizer, stream, lambda ids: library.decode(ids, skip_special_tokens=False))
 
     check()
@@ -81,7 +82,7 @@ def _check_byte_fallback(tokenizer: Tokenizer, first_byte: int, strip: bool) -> 
 
     @settings(max_examples=300)
     @given(streams(tokenizer.vocab_size, byte_ids, sorted(tokenizer.special_token_ids)[:3]))
-    def check(stream: tuple[list[list[int]], list[list[int]], bool]):
+    def check(stream: Stream):
         _check(tokenizer, stream, decode)
 
     check()

@@ -42,7 +42,8 @@ def test_outputs_equal_the_reference(model: tuple[Tokenizer, dict]):
 
 def test_text_comes_back(model: tuple[Tokenizer, dict]):
     tokenizer, reference = model
-    for text in [case["text"] for case in reference["tokenizer_cases"]] + ["", " ", "\u00e9\u0301 \U0001f469\u200d\U0001f52c"]:
+    texts = [case["text"] for case in reference["tokenizer_cases"]]
+    for text in [*texts, "", " ", "\u00e9\u0301 \U0001f469\u200d\U0001f52c"]:
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
 
 

@@ -35,14 +35,18 @@ TEXTS = [
     "川は浅く 한국어 \U0001f600\U0001f468\u200d\U0001f469", "\x00\x07", "▁ already ▁▁ marked", "½ ² Ⅷ १२३",
     "<|im_start|>user\nhi<|im_end|>\n", "<|eot_id|> <|eot_id|>x", "<s>Hi</s>", "a<think> b</think>", "<0x0A>",
 ]
-QWEN_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 LLAMA3_WORDS = QWEN_WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
 TURNS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 TOOLS = (
-    "{{ bos_token }}\n{%- if tools %}\n    {%- for tool in tools %}\n{{ tool | tojson }}\n    {%- endfor %}\n{%- endif %}\n"
+    "{{ bos_token }}\n{%- if tools %}\n    {%- for tool in tools %}\n{{ tool | tojson }}\n    {%- endfor %}\n"
+    "{%- endif %}\n"
     "{%- for m in messages if m.role != 'system' %}\n    {%- if loop.index > 3 %}{% break %}{% endif %}\n"
     "    {%- generation %}<{{ m.role }}>{{ m.content | trim }}{% endgeneration %}\n{%- endfor %}"
 )
@@ -132,10 +136,11 @@ def make_sentencepiece_form(folder: Path) -> None:
 
 def answers(folder: Path) -> dict:
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    encoded = [(text, tokenizer.encode(text)) for text in TEXTS]
     return {
-        "texts": [{"text": text, "ids": tokenizer.encode(text), "bare": tokenizer.encode(text, add_special_tokens=False),
-                   "decoded": tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True),
-                   "spelled": tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False)} for text in TEXTS],
+        "texts": [{"text": text, "ids": ids, "bare": tokenizer.encode(text, add_special_tokens=False),
+                   "decoded": tokenizer.decode(ids, skip_special_tokens=True),
+                   "spelled": tokenizer.decode(ids, skip_special_tokens=False)} for text, ids in encoded],
         "chats": [{**chat, "text": tokenizer.apply_chat_template(
             **{"conversation": chat["messages"], "add_generation_prompt": True, "tokenize": False}
             | {key: value for key, value in chat.items() if key != "messages"})} for chat in CHATS],
@@ -145,9 +150,9 @@ def answers(folder: Path) -> dict:
 def sentencepiece_answers(folder: Path) -> dict:
     """Sentencepiece's own answers, for texts that hold no added token."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
-    plain = [text for text in TEXTS if "<" not in text]
-    return {"texts": [{"text": text, "bare": processor.encode(text), "ids": [processor.bos_id(), *processor.encode(text)],
-                       "decoded": processor.decode(processor.encode(text))} for text in plain]}
+    encoded = [(text, processor.encode(text)) for text in TEXTS if "<" not in text]
+    return {"texts": [{"text": text, "bare": ids, "ids": [processor.bos_id(), *ids], "decoded": processor.decode(ids)}
+                      for text, ids in encoded]}
 
 
 def word_cases(paths: dict[str, str]) -> dict:
