@@ -1,6 +1,6 @@
 """Which tokens end a sequence: gathered from every place that declares one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxengine.tokenizer.source import TokenizerSource
@@ -11,10 +11,13 @@ _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>")
 
 
 def end_of_sequence_ids(
-    source: TokenizerSource, config: Mapping[str, Any], generation_config: Mapping[str, Any]
+    source: TokenizerSource,
+    chat_templates: Iterable[str],
+    config: Mapping[str, Any],
+    generation_config: Mapping[str, Any],
 ) -> frozenset[int]:
     """Ids from generation_config.json, config.json (its text part too), the tokenizer's files (GGUF's eos, eot
-    and eom ids among them) and turn ends that a chat template writes.
+    and eom ids among them) and turn ends that one of the chat templates in use writes.
 
     Raises ValueError for an eos_token_id that is neither an id nor a list of ids.
     """
@@ -24,11 +27,9 @@ def end_of_sequence_ids(
     text_config = config.get("text_config")
     if isinstance(text_config, Mapping):
         ids |= _declared("config.json: text_config", text_config)
-    for turn_end in _TURN_ENDS:
-        turn_end_id = source.vocabulary.id_of(turn_end)
-        if turn_end_id in source.vocabulary.special_ids and turn_end_id is not None:
-            ids |= {turn_end_id for text in source.chat_templates.values() if turn_end in text}
-    return frozenset(ids)
+    written = {turn_end for text in chat_templates for turn_end in _TURN_ENDS if turn_end in text}
+    turn_ends = {source.vocabulary.id_of(turn_end) for turn_end in written}
+    return frozenset(ids | (turn_ends & source.vocabulary.special_ids))
 
 
 def _declared(where: str, config: Mapping[str, Any]) -> set[int]:

@@ -44,7 +44,7 @@ def load_tokenizer(checkpoint: OpenedCheckpoint, chat_template: str | None = Non
     templates: Mapping[str, str] = source.chat_templates
     if chat_template is not None:
         templates = {DEFAULT_TEMPLATE: _template_text(chat_template)}
-    eos_ids = end_of_sequence_ids(source, checkpoint.config, checkpoint.generation_config)
+    eos_ids = end_of_sequence_ids(source, templates.values(), checkpoint.config, checkpoint.generation_config)
     return Tokenizer(source, eos_ids, ChatTemplate(templates, source.named_tokens) if templates else None)
 
 

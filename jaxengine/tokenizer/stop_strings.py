@@ -31,6 +31,8 @@ class StopStrings:
         if self._matched is not None:
             return "", self._matched
         patterns, state = self._patterns, self._state
+        if state == 0 and patterns.starts.isdisjoint(text):
+            return text, None      # nearly every piece: no stop string begins in it
         for at, char in enumerate(text):
             state = patterns.step(state, char)
             stop = patterns.stop[state]
@@ -67,6 +69,7 @@ class _Patterns:
                 raise ValueError(f"stop={list(stops)!r}: every stop string must be a non-empty string")
             self._add(stop)
         self._link()
+        self.starts = frozenset(self.children[0])
 
     def step(self, state: int, char: str) -> int:
         while char not in self.children[state]:
