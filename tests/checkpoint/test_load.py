@@ -106,7 +106,7 @@ WRONG = {
     "a missing head": ({"lm_head.weight": None}, "lacks tensor lm_head.weight"),
     "a left-over tensor": ({"model.layers.0.x": np.ones(2, np.float32)}, "holds tensor model.layers.0.x, which"),
     "a third layer": (
-        {"model.layers.2.input_layernorm.weight": np.ones(32, np.float32)}, "holds tensor model.layers.2.input_layernorm"
+        {"model.layers.2.input_layernorm.weight": np.ones(32, np.float32)}, "holds tensor model.layers.2.input_layer"
     ),
     "a transposed weight": (
         {"model.layers.1.mlp.down_proj.weight": np.ones((64, 32), np.float32)},

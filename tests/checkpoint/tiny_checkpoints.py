@@ -46,7 +46,9 @@ def safetensors_bytes(tensors: dict[str, np.ndarray]) -> bytes:
     for name, array in tensors.items():
         raw = np.ascontiguousarray(array).view(np.uint8).tobytes()
         header[name] = {
-            "dtype": WORDS[array.dtype.name], "shape": list(array.shape), "data_offsets": [len(body), len(body) + len(raw)]
+            "dtype": WORDS[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [len(body), len(body) + len(raw)],
         }
         body += raw
     return raw_safetensors(header, body)
