@@ -69,7 +69,8 @@ def test_json_holds_the_reference(cli, reference):
 
 
 def test_several_prompts_are_printed_in_order(cli):
-    code, out, _ = cli("generate", "m", "--prompt", "The sky is", "--prompt", "-", "--max-tokens", "3", stdin="1, 2, 3,")
+    code, out, _ = cli("generate", "m", "--prompt", "The sky is", "--prompt", "-", "--max-tokens", "3",
+                       stdin="1, 2, 3,")
     headings = [line for line in out.splitlines() if line.startswith("---")]
     assert code == 0
     assert headings == ["--- 'The sky is'", "--- '1, 2, 3,'"]
