@@ -113,7 +113,6 @@ class BlockManager:
             if self._refs[block] == 0:
                 self._push_free(block)
         seq.block_table.clear()
-        seq.num_registered_blocks = 0
 
     def _must_copy(self, seq: Sequence) -> bool:
         at = seq.num_computed_tokens // self.block_size

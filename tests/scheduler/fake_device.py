@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from jaxengine.config import SchedulerConfig
 from jaxengine.scheduler import NULL_BLOCK, BlockManager, Scheduler
-from jaxengine.types import FinishReason, Request, SamplingParams, Sequence, StepPlan
+from jaxengine.types import FinishReason, Request, SamplingParams, Sequence, SequenceStatus, StepPlan
 
 VOCAB = 50
 STOP_ID = 0
@@ -172,9 +172,12 @@ class FakeEngine:
     def _check_plan(self, plan: StepPlan | None) -> None:
         scheduler, config = self.scheduler, self.scheduler.config
         scheduler.blocks.check(scheduler.running)
-        held = [s.slot for s in self.seqs.values() if s.slot >= 0]
-        assert len(set(held)) == len(held) <= config.max_num_seqs
-        assert all(0 <= slot < config.max_num_seqs for slot in held)
+        held = [s.slot for s in self.seqs.values() if s.slot >= 0 and not s.is_finished]
+        assert sorted(held + scheduler._free_slots) == list(range(config.max_num_seqs)), "a slot is lost"
+        for queue in (scheduler.running, scheduler.waiting):
+            assert list(queue) == sorted(queue, key=scheduler._order)
+        for seq in scheduler.waiting:
+            assert (seq.num_computed_tokens, seq.block_table, seq.status) == (0, [], SequenceStatus.WAITING)
         if plan is None:
             return
         assert plan.rows
