@@ -33,7 +33,7 @@ from jaxengine.engine.vocab_blocks import BLOCK, split_blocks, take_block, top_k
 
 SMALL_TOP_K = 64
 _MAX_DRAWS = MAX_RANDOM_ROUNDS - 56      # never reached in practice; the last rounds stay free for other uses
-_LANES_IN_BLOCK = MAX_LANES - BLOCK      # the inner race's lanes lie above those of all blocks
+_INNER_LANES = MAX_LANES - BLOCK         # the inner race's lanes lie above those of all blocks
 
 
 def draw(x: jax.Array, peak: jax.Array, best: jax.Array, batch: SamplingBatch, valid: jax.Array) -> jax.Array:
@@ -63,7 +63,7 @@ def _draw_small(x: jax.Array, peak: jax.Array, scale: jax.Array, batch: Sampling
     running = jnp.cumsum(weights, -1)
     before = running - weights
     kept = (before < batch.top_p[:, None] * running[:, -1:]) | (rank == 0)
-    noise = exponentials(batch.keys, 0, 0, SMALL_TOP_K)
+    noise = exponentials(batch.keys, 0, lax.iota(jnp.uint32, SMALL_TOP_K))
     winner = jnp.argmin(noise / jnp.where(kept, weights, 0.0), -1)
     return jnp.take_along_axis(ids, winner[:, None], axis=1)[:, 0]
 
@@ -99,12 +99,14 @@ def _race(
     blocks: jax.Array, sums: jax.Array, above: jax.Array, batch: SamplingBatch, turn: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Ids int32[R] drawn ∝ weight among weights > above [R], and their weights. sums: of such, by block."""
-    noise = exponentials(batch.keys, turn, 0, sums.shape[1])
-    block = jnp.argmin(noise / sums, -1).astype(jnp.int32)
-    lanes = take_block(blocks, block)
-    noise = exponentials(batch.keys, turn, _LANES_IN_BLOCK, BLOCK)
-    lane = jnp.argmin(noise / jnp.where(lanes > above[:, None], lanes, 0.0), -1).astype(jnp.int32)
-    return block * BLOCK + lane, jnp.take_along_axis(lanes, lane[:, None], axis=1)[:, 0]
+    num_blocks = sums.shape[1]
+    assert num_blocks <= _INNER_LANES, num_blocks
+    lanes = jnp.concatenate([lax.iota(jnp.uint32, num_blocks), _INNER_LANES + lax.iota(jnp.uint32, BLOCK)])
+    noise = exponentials(batch.keys, turn, lanes)
+    block = jnp.argmin(noise[:, :num_blocks] / sums, -1).astype(jnp.int32)
+    inside = take_block(blocks, block)
+    lane = jnp.argmin(noise[:, num_blocks:] / jnp.where(inside > above[:, None], inside, 0.0), -1).astype(jnp.int32)
+    return block * BLOCK + lane, jnp.take_along_axis(inside, lane[:, None], axis=1)[:, 0]
 
 
 def _kth_weight(weights: jax.Array, k: jax.Array) -> jax.Array:

@@ -8,7 +8,6 @@ and nothing depends on the row, the bucket or the neighbours of a request.
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 MAX_LANES = 1 << 17
 MAX_RANDOM_ROUNDS = 1 << 8
@@ -44,14 +43,12 @@ def threefry2x32(
     return x, y
 
 
-def exponentials(keys: DrawKeys, draw_round: jax.Array | int, first_lane: int, num_lanes: int) -> jax.Array:
-    """Independent Exp(1) variates float32[R, num_lanes] for lanes first_lane..first_lane + num_lanes - 1.
+def exponentials(keys: DrawKeys, draw_round: jax.Array | int, lanes: jax.Array) -> jax.Array:
+    """Independent Exp(1) variates float32[R, N] for lanes uint32[N], each below MAX_LANES.
 
     The uniform has 31 bits and keeps its relative precision near zero, where a rare token's win is decided;
     -log1p(-u) carries that over.
     """
-    assert first_lane + num_lanes <= MAX_LANES, (first_lane, num_lanes)
-    lanes = jnp.uint32(first_lane) + lax.iota(jnp.uint32, num_lanes)
     low = (keys.sample_index.astype(jnp.uint32) << jnp.uint32(_LANE_BITS + _ROUND_BITS)) | (
         jnp.asarray(draw_round).astype(jnp.uint32) << jnp.uint32(_LANE_BITS)
     )

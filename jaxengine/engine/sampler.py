@@ -53,7 +53,7 @@ class ScoreResult:
 
 @struct.dataclass
 class SampleResult:
-    """Sampled ids. `finite` is False where the row's logits hold a NaN or +inf, or where nothing is allowed;
+    """Sampled ids. `finite` is False where the row's logits hold a NaN or an infinity, or where nothing is allowed;
     such a row's id lies within the vocabulary but means nothing. The rest is a ScoreResult of `ids` from the
     full sampler (zeros unless some row asked for it), None from the greedy one."""
 
@@ -104,9 +104,10 @@ def reset_slot(state: SamplerState, head: jax.Array, token_ids: jax.Array) -> Sa
 
 def greedy(logits: jax.Array, state: SamplerState, slots: jax.Array) -> tuple[SampleResult, SamplerState]:
     """The best token of each row of logits float32[R, V] (the lowest id on a tie); counts stay untouched."""
-    peak, ids = peaks(_gathered(logits))
+    raw = _gathered(logits)
+    _, ids = peaks(raw)
     state = replace(state, last_tokens=state.last_tokens.at[slots].set(ids))
-    return SampleResult(ids, jnp.isfinite(peak)), state
+    return SampleResult(ids, _finite(raw)), state
 
 
 def sample(logits: jax.Array, state: SamplerState, inputs: SampleInputs) -> tuple[SampleResult, SamplerState]:
@@ -115,7 +116,7 @@ def sample(logits: jax.Array, state: SamplerState, inputs: SampleInputs) -> tupl
     batch = unpack(inputs)
     edited = lax.cond(batch.edits.any(), lambda: _edit(raw, state, batch), lambda: raw)
     peak, best = peaks(edited)
-    finite = jnp.isfinite(raw.max(-1)) & jnp.isfinite(peak)
+    finite = _finite(raw) & jnp.isfinite(peak)
     ids = draw(edited, peak, best, batch, finite)
     logprobs = lax.cond(
         batch.wants_logprobs.any(), lambda: _token_logprobs(raw, ids), lambda: _no_logprobs(len(raw))
@@ -130,6 +131,11 @@ def score(logits: jax.Array, targets: jax.Array) -> ScoreResult:
 
 def _gathered(logits: jax.Array) -> jax.Array:
     return jax.sharding.reshard(logits, PartitionSpec(None, None))
+
+
+def _finite(logits: jax.Array) -> jax.Array:
+    """bool[R]. By the sum: a maximum does not show a NaN on every back end."""
+    return jnp.isfinite(logits.sum(-1))
 
 
 def _edit(logits: jax.Array, state: SamplerState, batch: SamplingBatch) -> jax.Array:

@@ -24,7 +24,7 @@ def split_blocks(x: jax.Array, fill: float, block: int = BLOCK, at_least: int = 
 def peaks(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The maximum float32[R] of each row of x [R, V] and the first id int32[R] that reaches it.
 
-    A row with a NaN has a NaN maximum; its id is some id within the vocabulary.
+    A row with a NaN gives some maximum and some id within the vocabulary.
     """
     blocks = split_blocks(x, -jnp.inf)
     block_max = blocks.max(-1)
