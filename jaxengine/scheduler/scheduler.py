@@ -13,15 +13,14 @@ Results of a sequence that is meanwhile finished are ignored. One thread at a ti
 
 from __future__ import annotations
 
-import heapq
 import time
-from bisect import insort
 from dataclasses import dataclass, field
 
 from jaxengine.config import SchedulerConfig
 from jaxengine.scheduler.block_manager import BlockManager
 from jaxengine.scheduler.limits import max_num_tokens
 from jaxengine.scheduler.policies import POLICIES
+from jaxengine.scheduler.roster import Roster
 from jaxengine.types import FinishReason, PlannedRow, Request, Sequence, SequenceStatus, StepPlan
 
 ADMISSION_RESERVE = 0.01   # share of the pool kept free at admission, so that decodes may grow
@@ -40,7 +39,7 @@ class _Draft:
 
 
 class Scheduler:
-    """Owns every unfinished sequence. Both queues are kept in policy order, the first to serve first."""
+    """Plans steps for the sequences in its roster, within the limits of `config` and the blocks of the pool."""
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int) -> None:
         if config.policy not in POLICIES:
@@ -49,39 +48,40 @@ class Scheduler:
         self.blocks = blocks
         self.max_model_len = max_model_len
         self.num_preemptions = 0
-        self._order = POLICIES[config.policy]
-        self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []
-        self._by_request: dict[str, list[Sequence]] = {}     # unfinished sequences
-        self._unforked: dict[int, list[Sequence]] = {}       # by the sequence that prefills for them
-        self._free_slots = list(range(config.max_num_seqs))  # a heap: low slots first
+        self._roster = Roster(POLICIES[config.policy], config.max_num_seqs)
         self._reserve = int(ADMISSION_RESERVE * blocks.num_blocks)
-        self._next_seq_id = 0
         self._next_step_id = 0
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._by_request)
+        return bool(self._roster.by_request)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._roster.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._roster.waiting)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        return tuple(self._running)
+        """In policy order."""
+        return tuple(self._roster.running)
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
-        return tuple(self._waiting)
+        """In policy order."""
+        return tuple(self._roster.waiting)
 
     def waste(self) -> float:
         """Allocated but unused KV slots over allocated ones, 0 to 1."""
-        return self.blocks.waste(self._running)
+        return self.blocks.waste(self._roster.running)
+
+    def check(self) -> None:
+        """Asserts the invariants of queues, slots and blocks. For tests: walks everything."""
+        self._roster.check()
+        self.blocks.check(self._roster.running)
 
     # --- arrival, results, end --------------------------------------------------------------------------
 
@@ -92,17 +92,10 @@ class Scheduler:
         comes first (Sequence.max_num_tokens). The first sequence computes the prompt for all n. With
         max_tokens=0 nothing is sampled: finish it once the prompt's last row is read.
         """
-        if request.request_id in self._by_request:
+        if request.request_id in self._roster.by_request:
             raise ValueError(f"request_id={request.request_id!r} is in use; choose another one")
         limit = max_num_tokens(request, self.config, self.max_model_len, self.blocks.capacity)
-        ids = range(self._next_seq_id, self._next_seq_id + request.params.n)
-        self._next_seq_id = ids.stop
-        seqs = [Sequence(id_, request, index=i, max_num_tokens=limit) for i, id_ in enumerate(ids)]
-        self._by_request[request.request_id] = list(seqs)
-        if len(seqs) > 1:
-            self._unforked[ids.start] = seqs[1:]
-        insort(self._waiting, seqs[0], key=self._order)
-        return seqs
+        return self._roster.add(request, limit)
 
     def commit(self, seq: Sequence, token_id: int) -> bool:
         """The oldest pending id of `seq` became known. False where the sequence has ended: drop the id."""
@@ -130,18 +123,14 @@ class Scheduler:
             return
         if not register:
             self.blocks.forget(seq)
-        if seq.status is SequenceStatus.RUNNING:
-            self._release(seq)
-        elif seq in self._waiting:
-            self._waiting.remove(seq)
-        else:
-            self._leave_unforked(seq)
-        for ended in (seq, *self._unforked.pop(seq.seq_id, ())):
-            self._mark_finished(ended, reason, stop_reason)
+        self._take_blocks(seq)
+        for ended in self._roster.remove(seq):
+            ended.finish_reason = reason
+            ended.stop_reason = stop_reason
 
     def abort(self, request_id: str) -> list[Sequence]:
         """Ends a request at any moment; returns the sequences that this ended, none for an unknown id."""
-        seqs = list(self._by_request.get(request_id, ()))
+        seqs = list(self._roster.by_request.get(request_id, ()))
         for seq in seqs:
             self.finish(seq, FinishReason.ABORT)
         return seqs
@@ -169,7 +158,7 @@ class Scheduler:
     def _plan_running(self, draft: _Draft) -> None:
         """Decodes first: their tokens are set aside before any chunk. Served in policy order, so that
         preemption, which takes the last, never hits a sequence that is already in the plan."""
-        todo = [(seq, _num_uncomputed(seq)) for seq in self._running]
+        todo = [(seq, _num_uncomputed(seq)) for seq in self._roster.running]
         draft.budget -= sum(uncomputed == 1 for _, uncomputed in todo)
         for seq, uncomputed in todo:
             if seq.status is not SequenceStatus.RUNNING:
@@ -195,28 +184,27 @@ class Scheduler:
 
     def _admit(self, draft: _Draft) -> None:
         """Admits in policy order. One that does not fit yet holds back all after it, or it might starve."""
-        if not self._waiting:
+        waiting, running, size_of = self._roster.waiting, self._roster.running, self.blocks.blocks_for
+        if not waiting:
             return
-        size_of = self.blocks.blocks_for
-        reserved = self._reserve + sum(size_of(s.num_tokens) - len(s.block_table) for s in self._running)
-        while self._waiting and draft.budget > 0:
-            seq = self._waiting[0]
-            siblings = self._unforked.get(seq.seq_id, [])
+        reserved = self._reserve + sum(size_of(s.num_tokens) - len(s.block_table) for s in running)
+        while waiting and draft.budget > 0:
+            seq = waiting[0]
             # A preempted sequence may have an id in flight: it cannot be recomputed before that is known.
-            if seq.num_pending or 1 + len(siblings) > len(self._free_slots):
+            if seq.num_pending or not self._roster.has_slots_for(seq):
                 return
             prefix = self.blocks.match(seq)
             wanted = self._first_chunk(seq.num_tokens - len(prefix) * self.blocks.block_size, draft.budget)
             # Counts the whole prompt, and a copied block for each sibling, though only a chunk is taken now.
-            needed = size_of(seq.num_tokens) - len(prefix) + len(siblings)
+            num_copies = len(self._roster.unforked(seq))
+            needed = size_of(seq.num_tokens) - len(prefix) + num_copies
             taken = needed + self.blocks.num_cached_of(prefix) + reserved
-            if wanted == 0 or (self._running and taken > self.blocks.num_free):
+            if wanted == 0 or (running and taken > self.blocks.num_free):
                 return
-            del self._waiting[0]
-            self._start(seq, siblings, prefix)
+            self._start(seq, prefix)
             granted = self.blocks.allocate(seq, wanted, draft.copies)
             assert granted, f"sequence {seq.seq_id} was admitted without room for its first chunk"
-            reserved += size_of(seq.num_tokens) - len(seq.block_table) + len(siblings)
+            reserved += size_of(seq.num_tokens) - len(seq.block_table) + num_copies
             draft.budget -= wanted
             self._plan_row(seq, wanted, draft)
 
@@ -228,16 +216,13 @@ class Scheduler:
             return 0
         return min(num_tokens, budget)
 
-    def _start(self, seq: Sequence, siblings: list[Sequence], prefix: list[int]) -> None:
-        for member in (seq, *siblings):   # the siblings' slots are held until they fork
-            member.slot = heapq.heappop(self._free_slots)
+    def _start(self, seq: Sequence, prefix: list[int]) -> None:
+        self._roster.start(seq)
         self.blocks.adopt(seq, prefix)
         seq.num_computed_tokens = len(prefix) * self.blocks.block_size
         if seq.first_scheduled_time is None:
             seq.first_scheduled_time = time.monotonic()
             seq.num_cached_tokens = seq.num_computed_tokens
-        seq.status = SequenceStatus.RUNNING
-        insort(self._running, seq, key=self._order)
 
     def _plan_row(self, seq: Sequence, num_tokens: int, draft: _Draft) -> None:
         start, total = seq.num_computed_tokens, seq.num_tokens
@@ -246,53 +231,29 @@ class Scheduler:
         seq.num_pending += sample
         rows = draft.decodes if num_tokens == 1 else draft.chunks
         rows.append(PlannedRow(seq.seq_id, seq.slot, start, num_tokens, sample))
-        if end == total and seq.seq_id in self._unforked:
-            for child in self._unforked.pop(seq.seq_id):
-                self._fork(seq, child)
+        if end == total:
+            for child in self._roster.fork(seq):
+                self._inherit(seq, child)
                 draft.forks.append((seq.seq_id, child.seq_id, child.slot))
 
-    def _fork(self, parent: Sequence, child: Sequence) -> None:
+    def _inherit(self, parent: Sequence, child: Sequence) -> None:
         self.blocks.fork(parent, child)
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_pending = parent.num_pending
         child.num_cached_tokens = parent.num_cached_tokens
         child.first_scheduled_time = parent.first_scheduled_time
-        child.status = SequenceStatus.RUNNING
-        insort(self._running, child, key=self._order)
 
     def _preempt_last(self, draft: _Draft) -> Sequence:
-        seq = self._running[-1]
-        self._release(seq)
-        seq.status = SequenceStatus.WAITING
+        seq = self._roster.preempt_last()
+        self._take_blocks(seq)
         seq.num_preemptions += 1
         self.num_preemptions += 1
-        insort(self._waiting, seq, key=self._order)
         draft.preempted.append(seq.seq_id)
         return seq
 
-    def _release(self, seq: Sequence) -> None:
-        """Takes blocks and slots from a running sequence."""
-        self._running.remove(seq)
+    def _take_blocks(self, seq: Sequence) -> None:
         self.blocks.free(seq)
         seq.num_computed_tokens = 0
-        for member in (seq, *self._unforked.get(seq.seq_id, ())):
-            heapq.heappush(self._free_slots, member.slot)
-            member.slot = -1
-
-    def _leave_unforked(self, seq: Sequence) -> None:
-        self._unforked[seq.seq_id - seq.index].remove(seq)
-        if seq.slot >= 0:
-            heapq.heappush(self._free_slots, seq.slot)
-            seq.slot = -1
-
-    def _mark_finished(self, seq: Sequence, reason: FinishReason, stop_reason: int | str | None) -> None:
-        seq.status = SequenceStatus.FINISHED
-        seq.finish_reason = reason
-        seq.stop_reason = stop_reason
-        siblings = self._by_request[seq.request.request_id]
-        siblings.remove(seq)
-        if not siblings:
-            del self._by_request[seq.request.request_id]
 
 
 def _num_uncomputed(seq: Sequence) -> int:

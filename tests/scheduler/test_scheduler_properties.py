@@ -73,12 +73,13 @@ def check_at_rest(engine: FakeEngine) -> None:
     scheduler, blocks = engine.scheduler, engine.scheduler.blocks
     assert (scheduler.num_running, scheduler.num_waiting, scheduler.has_unfinished) == (0, 0, False)
     assert (blocks.num_used, blocks.usage, scheduler.waste()) == (0, 0.0, 0.0)
-    blocks.check([])
+    scheduler.check()
     for seq in engine.seqs.values():
         assert seq.is_finished
         assert seq.slot == -1
         assert seq.block_table == []
-    assert not scheduler._unforked
+    assert len(scheduler._roster._free_slots) == scheduler.config.max_num_seqs
+    assert not scheduler._roster._unforked
 
 
 @settings(max_examples=400)
