@@ -1,7 +1,8 @@
 """Meshes, logical axes and parameter declarations. Depends on jax alone."""
 
+from sharding.check import check_mesh
 from sharding.mesh import make_mesh
 from sharding.params import ParamSpec, abstract_params, init_params, param_shardings
 from sharding.rules import spec
 
-__all__ = ["ParamSpec", "abstract_params", "init_params", "make_mesh", "param_shardings", "spec"]
+__all__ = ["ParamSpec", "abstract_params", "check_mesh", "init_params", "make_mesh", "param_shardings", "spec"]

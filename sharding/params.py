@@ -50,19 +50,19 @@ def abstract_params(specs: Any, dtype: Any, mesh: Mesh) -> Any:
 
 
 def init_params(specs: Any, key: jax.Array, dtype: Any, mesh: Mesh) -> Any:
-    """Random weights for the tree, made on the mesh's devices leaf by leaf."""
+    """Random weights for the tree, made leaf by leaf, each shard on its own device."""
     leaves, treedef = jax.tree.flatten(specs, is_leaf=_is_spec)
-    keys = jax.random.split(key, len(leaves))
-    return jax.tree.unflatten(treedef, [
-        _init_leaf(k, s.shape, s.init, s.dtype or dtype, NamedSharding(mesh, spec(*s.axes)))
-        for s, k in zip(leaves, keys, strict=True)
-    ])
+    with jax.set_mesh(mesh):
+        keys = jax.random.split(key, len(leaves))
+        return jax.tree.unflatten(treedef, [
+            _init_leaf(k, s.shape, s.init, s.dtype or dtype, NamedSharding(mesh, spec(*s.axes)))
+            for s, k in zip(leaves, keys, strict=True)
+        ])
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _init_leaf(key: jax.Array, shape: tuple[int, ...], init: float | str, dtype: Any, sharding: NamedSharding):
+    # `out_sharding` has each device draw its own shard alone; the numbers do not depend on the mesh.
     if isinstance(init, str):
-        value = {"zeros": jnp.zeros, "ones": jnp.ones}[init](shape, dtype)
-    else:
-        value = (init * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
-    return jax.sharding.reshard(value, sharding)
+        return {"zeros": jnp.zeros, "ones": jnp.ones}[init](shape, dtype, out_sharding=sharding)
+    return (init * jax.random.normal(key, shape, jnp.float32, out_sharding=sharding)).astype(dtype)

@@ -62,6 +62,7 @@ def _sliding_windows(c: PublishedConfig, has_rope: tuple[bool, ...]) -> tuple[in
     """Mistral: one window on all layers. SmolLM3: on those that `layer_types` names, else those without rope."""
     window = c.get("sliding_window")
     if c.model_type == "mistral":
+        window = c.raw.get("sliding_window", 4096)      # null means none, a missing key the first release's
         types = [FULL if window is None else WINDOWED] * c.num_layers
         c.refuse("layer_types", (types,))
         return c.windows(tuple(types), window)
