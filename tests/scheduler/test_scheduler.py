@@ -151,6 +151,23 @@ def test_the_latest_arrival_is_preempted_and_comes_back_first():
     assert all(seq.output_token_ids == expected_output(seq) for seq in engine.seqs.values())
 
 
+def test_a_group_preempted_before_it_forks_gives_all_its_slots_back():
+    engine = make_engine(num_blocks=9, block_size=4, max_num_seqs=3, max_num_batched_tokens=3)
+    engine.add(request("a", [4] * 3, max_tokens=24, arrival=0))
+    for _ in range(2):
+        engine.step()
+    group = engine.add(request("b", [5] * 20, max_tokens=3, n=2, arrival=1))
+    engine.step()
+    assert all(seq.slot >= 0 for seq in group)
+    while not group[0].num_preemptions:
+        engine.step()
+        assert not engine.plans[-1].forks
+    assert [seq.slot for seq in group] == [-1, -1]
+    engine.run()
+    assert sum(len(plan.forks) for plan in engine.plans) == 1
+    assert all(seq.output_token_ids == expected_output(seq) for seq in engine.seqs.values())
+
+
 def test_a_preempted_sequence_finds_its_own_blocks_again():
     def computed(**settings) -> int:
         engine = make_engine(num_blocks=10, block_size=2, max_num_batched_tokens=32, **settings)
