@@ -89,10 +89,16 @@ class AsyncEngine:
             if not finished:
                 self._commands.put(lambda: self._abort(request_id, stream))
 
-    def close(self) -> None:
-        """Ends what runs, stops the thread and frees the device memory."""
+    def stop(self) -> None:
+        """Ends what runs and stops the thread. The engine itself is left usable."""
         self._commands.put(None)
         self._thread.join()
+        for request_id in list(self.engine.requests):
+            self.engine.abort(request_id)
+
+    def close(self) -> None:
+        """Stops, and frees the device memory."""
+        self.stop()
         self.engine.runner.close()
 
     def _submit(self, command: Callable[[], None], stream: _Stream) -> None:

@@ -34,4 +34,4 @@ def blocks_return(request: pytest.FixtureRequest) -> Iterator[None]:
             engine.step()
         assert engine.scheduler.num_running == engine.scheduler.num_waiting == 0
         assert engine.blocks.usage == 0
-        engine.blocks.check()
+        engine.blocks.check(())

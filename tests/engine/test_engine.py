@@ -4,10 +4,13 @@ import math
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from jaxengine import LLM, RequestOutput, SamplingParams
+from jaxengine import LLM, CompletionOutput, RequestOutput, SamplingParams
 from jaxengine.engine.engine import Engine
 from jaxengine.engine.runner import Runner
+from jaxengine.scheduler import BlockManager, Scheduler
 
 TIE = 1e-4      # logits closer than this may swap between bucket sizes
 
@@ -46,13 +49,49 @@ def test_batched_equals_alone(smol: LLM, alone: list[RequestOutput]) -> None:
         assert_same(a, b)
 
 
-def small_pool(smol: LLM, num_blocks: int) -> Engine:
-    """A second engine over the same weights and executables, with fewer usable blocks."""
-    engine = Engine(smol.engine.runner, smol.engine.config, smol.engine.max_model_len, smol.tokenizer)
-    taken = engine.blocks.num_free - num_blocks
-    for _ in range(taken):
-        engine.blocks.take_for_test()
+def over_small_pool(smol: LLM, num_blocks: int) -> Engine:
+    """A second engine over the same weights, pool and executables that may use only `num_blocks` blocks."""
+    first = smol.engine
+    engine = Engine(first.runner, first.config, first.max_model_len, first.tokenizer)
+    engine.blocks = BlockManager(num_blocks, first.config.cache.block_size, enable_prefix_caching=True)
+    engine.scheduler = Scheduler(first.config.scheduler, engine.blocks, first.max_model_len)
     return engine
+
+
+@pytest.mark.slow
+@given(data=st.data())
+@settings(max_examples=6, deadline=None)
+def test_any_schedule_gives_the_same_outputs(smol: LLM, alone: list[RequestOutput], data: st.DataObject) -> None:
+    """Random arrivals, aborts and pool sizes (so preemptions): what survives equals what it is alone."""
+    engine = over_small_pool(smol, data.draw(st.integers(14, 60), label="blocks"))
+    todo = list(range(12))
+    running: dict[str, int] = {}
+    finished: dict[int, RequestOutput] = {}
+    while todo or engine.has_unfinished:
+        if todo and data.draw(st.booleans(), label="arrives"):
+            index = todo.pop(0)
+            running[engine.add_request(prompts(12)[index], greedy(), priority=index % 3)] = index
+        if running and data.draw(st.integers(0, 40), label="aborts") == 0:
+            engine.abort(data.draw(st.sampled_from(sorted(running)), label="victim"))
+        for output in engine.step():
+            if output.finished:
+                finished[running.pop(output.request_id)] = output
+        running = {request_id: i for request_id, i in running.items() if request_id in engine.requests}
+        engine.blocks.check(engine.scheduler.running)
+    for index, output in finished.items():
+        assert_same(output, alone[index])
+    assert engine.blocks.usage == 0
+
+
+def test_preemption_recomputes_the_same(smol: LLM, alone: list[RequestOutput]) -> None:
+    engine = over_small_pool(smol, 26)
+    ids = [engine.add_request(p, greedy()) for p in prompts(12)]
+    finished = {}
+    while engine.has_unfinished:
+        finished |= {o.request_id: o for o in engine.step() if o.finished}
+    assert engine.scheduler.num_preemptions > 0
+    for request_id, expected in zip(ids, alone, strict=True):
+        assert_same(finished[request_id], expected)
 
 
 def test_prefix_hits_change_nothing(smol: LLM) -> None:
@@ -120,7 +159,8 @@ def test_prompt_logprobs_match_generation(smol: LLM) -> None:
     prompt = prompts(1, seed=20, longest=90)[0]
     output = smol.generate(prompt, greedy(12), use_tqdm=False)[0].outputs[0]
     assert output.logprobs is not None
-    scored = smol.generate(prompt + output.token_ids, SamplingParams(max_tokens=0, prompt_logprobs=3), use_tqdm=False)[0]
+    score = SamplingParams(max_tokens=0, prompt_logprobs=3)
+    scored = smol.generate(prompt + output.token_ids, score, use_tqdm=False)[0]
     assert scored.prompt_logprobs is not None
     assert scored.prompt_logprobs[0] is None
     assert len(scored.prompt_logprobs) == len(prompt) + 12
@@ -136,22 +176,23 @@ def test_prompt_logprobs_match_generation(smol: LLM) -> None:
         [({"prompt_token_ids": prompt}, {"prompt_token_ids": output.token_ids})], use_tqdm=False
     )[0]
     assert is_greedy
-    assert total == pytest.approx(sum(e[t].logprob for e, t in zip(output.logprobs, output.token_ids, strict=True)), abs=5e-3)
+    generated_total = sum(e[t].logprob for e, t in zip(output.logprobs, output.token_ids, strict=True))
+    assert total == pytest.approx(generated_total, abs=5e-3)
 
 
 def test_loglikelihood_of_texts(smol: LLM) -> None:
-    results = smol.loglikelihood(
-        [("The capital of France is", " Paris"), ("The capital of France is", " cheese"), "The sky is blue."], use_tqdm=False
-    )
+    context = "The capital of France is"
+    results = smol.loglikelihood([(context, " Paris"), (context, " cheese"), "The sky is blue."], use_tqdm=False)
     assert results[0][0] > results[1][0] + 3
     assert all(math.isfinite(total) and total < 0 for total, _ in results)
 
 
 def test_logprobs_are_a_distribution(smol: LLM) -> None:
-    output = smol.generate("Hello", SamplingParams(temperature=0.0, max_tokens=3, logprobs=20), use_tqdm=False)[0].outputs[0]
+    params = SamplingParams(temperature=0.0, max_tokens=3, logprobs=20)
+    output = smol.generate("Hello", params, use_tqdm=False)[0].outputs[0]
     assert output.logprobs is not None
     for token_id, entry in zip(output.token_ids, output.logprobs, strict=True):
-        assert list(entry)[0] == token_id
+        assert next(iter(entry)) == token_id
         assert [e.rank for e in sorted(entry.values(), key=lambda e: -e.logprob)] == list(range(1, 21))
         assert sum(math.exp(e.logprob) for e in entry.values()) <= 1 + 1e-5
 
@@ -182,41 +223,40 @@ def test_prompt_that_never_fits(smol: LLM) -> None:
 
 
 def test_stop_strings_and_tokens(smol: LLM) -> None:
-    full = smol.generate("1, 2, 3, 4,", SamplingParams(temperature=0.0, max_tokens=12), use_tqdm=False)[0].outputs[0]
-    cut = smol.generate("1, 2, 3, 4,", SamplingParams(temperature=0.0, max_tokens=12, stop=" 7"), use_tqdm=False)[0].outputs[0]
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+
+    def run(**changes: object) -> CompletionOutput:
+        return smol.generate("1, 2, 3, 4,", params.replace(**changes), use_tqdm=False)[0].outputs[0]
+
+    full = run()
     assert " 7" in full.text
+    cut = run(stop=" 7")
     assert cut.text == full.text.split(" 7")[0]
     assert (cut.finish_reason, cut.stop_reason) == ("stop", " 7")
-    kept = smol.generate(
-        "1, 2, 3, 4,", SamplingParams(temperature=0.0, max_tokens=12, stop=" 7", include_stop_str_in_output=True), use_tqdm=False
-    )[0].outputs[0]
-    assert kept.text == full.text.split(" 7")[0] + " 7"
+    assert run(stop=" 7", include_stop_str_in_output=True).text == cut.text + " 7"
     third = full.token_ids[2]
-    at = full.token_ids.index(third)
-    by_id = smol.generate(
-        "1, 2, 3, 4,", SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=[third]), use_tqdm=False
-    )[0].outputs[0]
-    assert by_id.token_ids == full.token_ids[: at + 1]
+    by_id = run(stop_token_ids=[third])
+    assert by_id.token_ids == full.token_ids[: full.token_ids.index(third) + 1]
     assert by_id.stop_reason == third
 
 
 def test_min_tokens_and_masks(smol: LLM) -> None:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    output = smol.chat(messages, SamplingParams(temperature=0.0, max_tokens=20, min_tokens=12), use_tqdm=False)[0].outputs[0]
-    assert len(output.token_ids) >= 12
-    allowed = smol.generate(
-        "Hello", SamplingParams(temperature=1.0, seed=1, max_tokens=10, allowed_token_ids=[500, 600, 700]), use_tqdm=False
-    )[0].outputs[0]
-    assert set(allowed.token_ids) <= {500, 600, 700}
-    biased = smol.generate("Hello", SamplingParams(temperature=0.0, max_tokens=3, logit_bias={1234: 100}), use_tqdm=False)[0]
-    assert biased.outputs[0].token_ids == [1234] * 3
-    banned = smol.chat(messages, SamplingParams(temperature=0.0, max_tokens=12, bad_words=["Paris"]), use_tqdm=False)[0]
-    assert "Paris" not in banned.outputs[0].text
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    held = smol.chat(messages, params.replace(min_tokens=12), use_tqdm=False)[0].outputs[0]
+    assert len(held.token_ids) == 12
+    banned = smol.chat(messages, params.replace(bad_words=["Paris"]), use_tqdm=False)[0].outputs[0]
+    assert "Paris" not in banned.text
+    allowed = SamplingParams(temperature=1.0, seed=1, max_tokens=10, allowed_token_ids=[500, 600, 700])
+    assert set(smol.generate("Hello", allowed, use_tqdm=False)[0].outputs[0].token_ids) <= {500, 600, 700}
+    biased = params.replace(max_tokens=3, logit_bias={1234: 100})
+    assert smol.generate("Hello", biased, use_tqdm=False)[0].outputs[0].token_ids == [1234] * 3
 
 
 def test_penalties_reach_the_device(smol: LLM) -> None:
-    plain = smol.generate("a a a a a", SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True), use_tqdm=False)[0]
-    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, frequency_penalty=2.0, presence_penalty=2.0)
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    plain = smol.generate("a a a a a", params, use_tqdm=False)[0]
+    params = params.replace(frequency_penalty=2.0, presence_penalty=2.0)
     varied = smol.generate("a a a a a", params, use_tqdm=False)[0]
     def repeats(output: RequestOutput) -> int:
         ids = output.outputs[0].token_ids
@@ -224,7 +264,7 @@ def test_penalties_reach_the_device(smol: LLM) -> None:
     assert repeats(varied) < repeats(plain)
 
 
-def test_a_row_that_is_not_finite_fails_alone(smol: LLM, monkeypatch: pytest.MonkeyPatch, alone: list[RequestOutput]) -> None:
+def test_a_row_that_is_not_finite_fails_alone(smol: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, forward = smol.engine, Runner.forward
     poisoned = iter([True])
 

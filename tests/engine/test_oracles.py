@@ -19,7 +19,8 @@ def check(output: RequestOutput, case: dict, tolerance: float) -> None:
     first = completion.logprobs[0]
     for token_id, logit in case["first_step_top5_logits"]:
         assert first[token_id].logprob == pytest.approx(logit - case["first_step_logsumexp"], abs=tolerance)
-    assert [e for e in sorted(first, key=lambda t: first[t].rank)][:5] == [t for t, _ in case["first_step_top5_logits"]]
+    by_rank = sorted(first, key=lambda t: first[t].rank)
+    assert by_rank[:5] == [t for t, _ in case["first_step_top5_logits"]]
     margins = case["greedy_top1_minus_top2"]
     sure = next((i for i, m in enumerate(margins) if m <= 2 * tolerance), len(margins))
     assert completion.token_ids[:sure] == case["greedy_ids"][:sure]
