@@ -5,29 +5,13 @@ P blocks in the pool · C tokens per block · M blocks per sequence.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from pallas_kernels.ragged_paged_attention import reference
+from pallas_kernels.ragged_paged_attention import reference, xla
+from pallas_kernels.ragged_paged_attention.pool import QUANTIZED, KVLayer
 
-QUANTIZED = (jnp.int8, jnp.float8_e4m3fn)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class KVLayer:
-    """One layer's share of the KV pool. Axis 0 is the block; the rest is the back end's own layout.
-
-    Block 0 is the null block: padding writes there and its content is never used.
-    The scales exist for int8 and fp8 pools only: one per token and KV head.
-    """
-
-    k: jax.Array                          # [P, K, C * H]
-    v: jax.Array                          # [P, K, C * H]
-    k_scale: jax.Array | None = None      # f32[P, K, C]
-    v_scale: jax.Array | None = None      # f32[P, K, C]
+BACKENDS = {"reference": reference.ragged_paged_attention, "xla": xla.ragged_paged_attention}
 
 
 @jax.tree_util.register_dataclass
@@ -36,7 +20,8 @@ class AttentionMetadata:
     """Where each sequence's tokens and blocks are; the same for all layers of a step.
 
     Sequence i owns the flat queries [cu_q_lens[i], cu_q_lens[i+1]), which are the last of its kv_lens[i]
-    tokens. The first `num_decodes` sequences have one query each. Padding sequences have kv_lens 0.
+    tokens. The first `num_decodes` sequences have one query each. Padding sequences have kv_lens 0 and,
+    in a mixed batch, no queries. Block ids past a sequence's length may be anything.
     """
 
     slot_mapping: jax.Array   # int32[T], block * C + offset where each new token's KV goes
@@ -44,19 +29,6 @@ class AttentionMetadata:
     kv_lens: jax.Array        # int32[B], including the new tokens
     cu_q_lens: jax.Array      # int32[B + 1]
     num_decodes: jax.Array    # int32[]
-
-
-def kv_layer_spec(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: Any
-) -> dict[str, tuple[tuple[int, ...], Any, tuple[str | None, ...]]]:
-    """Shape, dtype and logical axes of each array of a KVLayer; the pool is allocated from this."""
-    axes = ("blocks", "kv_heads", None)
-    data = ((num_blocks, num_kv_heads, block_size * head_dim), dtype, axes)
-    spec = {"k": data, "v": data}
-    if dtype in QUANTIZED:
-        scale = ((num_blocks, num_kv_heads, block_size), jnp.float32, axes)
-        spec |= {"k_scale": scale, "v_scale": scale}
-    return spec
 
 
 def ragged_paged_attention(
@@ -71,17 +43,49 @@ def ragged_paged_attention(
     softcap: float | None = None,
     sinks: jax.Array | None = None,     # f32[N], an extra logit per head that takes part in the softmax only
     max_q_len: int | None = None,
-    backend: str = "reference",
+    backend: str = "xla",
 ) -> tuple[jax.Array, KVLayer]:
     """Writes the new keys and values into the pool, then attends causally over each sequence's blocks.
 
     Query j of a sequence sees the tokens at positions p with p <= position(j), and with
     p > position(j) - sliding_window where a window is given. Scores are q.k * scale, then
     softcap * tanh(score / softcap) where given. `max_q_len` is static: the number of queries of every
-    sequence where all have the same (1 in a decode step, so T = B), None for a mixed batch.
+    sequence where all have the same (1 in a decode step, so T = B * max_q_len), None for a mixed batch.
 
-    Returns (out [T, N, H] in q's dtype, the updated pool). Rows of padding tokens are unspecified but finite.
+    Returns (out [T, N, H] in q's dtype, the updated pool). Rows of padding tokens are unspecified but
+    finite. A row's result does not depend on other rows, but for the last bits.
+
+    Raises ValueError for shapes that do not belong together and for an unknown back end.
     """
-    return reference.ragged_paged_attention(
-        q, k, v, kv, metadata, scale=scale, sliding_window=sliding_window, softcap=softcap, sinks=sinks
+    _check(q, k, v, kv, metadata, sinks, max_q_len)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}; resolve_backend() picks one")
+    return BACKENDS[backend](
+        q, k, v, kv, metadata,
+        scale=scale, sliding_window=sliding_window, softcap=softcap, sinks=sinks, max_q_len=max_q_len,
     )
+
+
+def _check(q, k, v, kv, metadata, sinks, max_q_len) -> None:
+    (T, N, H), (B, _) = q.shape, metadata.block_tables.shape
+    K = k.shape[1]
+    if N % K:
+        raise ValueError(f"q has {N} heads, not a multiple of k's {K}")
+    if k.shape != (T, K, H) or v.shape != k.shape:
+        raise ValueError(f"k {k.shape} and v {v.shape} must both be [T, K, H] = {(T, K, H)} beside q {q.shape}")
+    if kv.k.shape != kv.v.shape or kv.k.shape[1] != K or kv.k.shape[2] % H:
+        raise ValueError(
+            f"the pool's k {kv.k.shape} and v {kv.v.shape} must be [P, K, C * H] with K={K} and H={H}; see kv_layer_spec"
+        )
+    quantized = kv.k.dtype in QUANTIZED
+    if quantized != (kv.k_scale is not None and kv.v_scale is not None):
+        raise ValueError(f"a {kv.k.dtype} pool {'needs' if quantized else 'takes no'} scales; see kv_layer_spec")
+    if metadata.slot_mapping.shape != (T,) or metadata.kv_lens.shape != (B,) or metadata.cu_q_lens.shape != (B + 1,):
+        raise ValueError(
+            f"slot_mapping {metadata.slot_mapping.shape}, kv_lens {metadata.kv_lens.shape} and cu_q_lens "
+            f"{metadata.cu_q_lens.shape} must be [T]={(T,)}, [B]={(B,)} and [B + 1]"
+        )
+    if sinks is not None and sinks.shape != (N,):
+        raise ValueError(f"sinks {sinks.shape} must be [N] = {(N,)}")
+    if max_q_len is not None and B * max_q_len != T:
+        raise ValueError(f"max_q_len={max_q_len} for {B} sequences needs {B * max_q_len} tokens, found {T}")
