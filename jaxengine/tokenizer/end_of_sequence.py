@@ -28,8 +28,8 @@ def end_of_sequence_ids(
     if isinstance(text_config, Mapping):
         ids |= _declared("config.json: text_config", text_config)
     written = {turn_end for text in chat_templates for turn_end in _TURN_ENDS if turn_end in text}
-    turn_ends = {source.vocabulary.id_of(turn_end) for turn_end in written}
-    return frozenset(ids | (turn_ends & source.vocabulary.special_ids))
+    vocabulary = source.vocabulary
+    return frozenset(ids | {i for i in vocabulary.special_ids if vocabulary.token_of(i) in written})
 
 
 def _declared(where: str, config: Mapping[str, Any]) -> set[int]:

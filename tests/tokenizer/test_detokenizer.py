@@ -126,6 +126,8 @@ def test_a_prompt_that_ends_within_a_character(load: Callable[..., Tokenizer]):
     stream = tokenizer.detokenizer(euro[:2])
     assert stream.push([a]) + stream.finish() == "a"
     assert tokenizer.detokenizer(euro[:2]).finish() == ""
+    face = [3 + byte for byte in "\U0001f600".encode()]
+    assert tokenizer.detokenizer(face[:3]).push(face[3:]) == "\U0001f600"
 
 
 def test_ids_without_a_token_are_nothing(smollm2_tokenizer: Tokenizer, golden: Path, load: Callable[..., Tokenizer]):

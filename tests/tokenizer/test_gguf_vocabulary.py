@@ -145,6 +145,13 @@ def test_arrays_may_be_lists(load: Callable[..., Tokenizer]):
     assert from_arrays.encode("the 日") == load(entries).encode("the 日")
 
 
+def test_a_whole_word_in_the_vocabulary_is_not_merged_up(load: Callable[..., Tokenizer]):
+    """Llama 3's rule: some of its tokens cannot be reached by merges."""
+    tokens = [(text, NORMAL, 0.0) for text in ("a", "b", "c", "ab", "abc")]
+    assert load(metadata("gpt2", tokens, pre="llama-bpe", merges=["a b"])).encode("abc") == [4]
+    assert load(metadata("gpt2", tokens, pre="gpt-2", merges=["a b"])).encode("abc") == [3, 2]
+
+
 def test_llama_3_digits_against_gpt_2_s(load: Callable[..., Tokenizer]):
     """The rule's name matters: it decides where numbers are cut."""
     merges = [f"{left} {right}" for left, right in pairwise("1234")]

@@ -22,6 +22,13 @@ def test_ids_equal_upstream(model: tuple[Tokenizer, dict]):
         assert tokenizer.encode(case["text"], add_special_tokens=False) == case["ids"], case["text"]
 
 
+def test_gemma_s_white_space_and_marks(gemma3_tokenizer: Tokenizer, golden: Path):
+    cases = json.loads((golden / "tokenizers" / "gemma3_ids.json").read_text(encoding="utf-8"))
+    assert len(cases) > 90
+    for case in cases:
+        assert gemma3_tokenizer.encode(case["text"], add_special_tokens=False) == case["ids"], case["text"]
+
+
 def test_prompts_equal_the_reference(model: tuple[Tokenizer, dict]):
     tokenizer, reference = model
     for case in reference["cases"]:

@@ -5,11 +5,12 @@
 Three small tokenizers are trained on the text below, in the forms that published models use; what transformers
 (or sentencepiece itself) answers for them goes to cases.json. With names of GGUF pre-tokenizers and paths of
 published tokenizer.json files that follow them, pretokenizers.json is written too: how the published files cut
-texts into words.
+texts into words. gemma3=PATH writes gemma3_ids.json: ids by the published tokenizer.json of Gemma 3.
 """
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -61,8 +62,11 @@ CHATS = [
 
 
 def write(folder: Path, name: str, value: object) -> None:
+    """One line an entry, lists of ids within it."""
     folder.mkdir(exist_ok=True)
-    (folder / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    lines = json.dumps(value, ensure_ascii=False, indent=1)
+    lines = re.sub(r"\[\s*(-?\d+(?:,\s*-?\d+)*)\s*\]", lambda ids: "[" + re.sub(r"\s+", " ", ids[1]) + "]", lines)
+    (folder / name).write_text(lines + "\n", encoding="utf-8")
 
 
 def byte_level(words: str, special: list[str], plain: list[str], nfc: bool, ignore_merges: bool) -> Tokenizer:
@@ -166,6 +170,15 @@ def word_cases(paths: dict[str, str]) -> dict:
     return {"texts": TEXTS, "words": cases}
 
 
+def gemma3_ids(path: str) -> list[dict]:
+    """Runs of white space are what a vocabulary rebuilt from scores gets wrong most easily."""
+    tokenizer = Tokenizer.from_file(path)
+    runs = [char * n for char in (" ", "\n", "\t") for n in (1, 2, 15, 16, 30, 31, 32, 33, 47, 64, 95, 200)]
+    marks = ["▁▁", "a▁▁▁b", "\u2581 \u2581", "x[multimodal] y", "<unused7>", "<td> a </td>", "<start_of_image>"]
+    texts = [*TEXTS, *runs, *(f"x{run}y" for run in runs), *marks]
+    return [{"text": text, "ids": tokenizer.encode(text, add_special_tokens=False).ids} for text in texts]
+
+
 def main() -> None:
     make_llama3_form(HERE / "llama3_form")
     make_qwen_form(HERE / "qwen_form")
@@ -173,8 +186,11 @@ def main() -> None:
     cases = {name: answers(HERE / name) for name in ("llama3_form", "qwen_form")}
     cases["sentencepiece_form"] = sentencepiece_answers(HERE / "sentencepiece_form")
     write(HERE, "cases.json", cases)
-    if sys.argv[1:]:
-        write(HERE, "pretokenizers.json", word_cases(dict(item.split("=", 1) for item in sys.argv[1:])))
+    paths = dict(item.split("=", 1) for item in sys.argv[1:])
+    if "gemma3" in paths:
+        write(HERE, "gemma3_ids.json", gemma3_ids(paths.pop("gemma3")))
+    if paths:
+        write(HERE, "pretokenizers.json", word_cases(paths))
 
 
 if __name__ == "__main__":
