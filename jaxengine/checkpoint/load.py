@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from tqdm import tqdm
 
 from jaxengine.checkpoint.checkpoint import Checkpoint, TensorCheckpoint
 from jaxengine.checkpoint.orbax_checkpoint import OrbaxCheckpoint
 from jaxengine.checkpoint.plan import Planned, plan_parameters
+from jaxengine.checkpoint.progress import weights_bar
 from sharding import param_shardings
 
 # Values converted at a time by one thread: intermediates of dequantising stay in a core's cache.
@@ -33,23 +33,19 @@ def load_params(
     """
     specs = family.param_specs(cfg)
     if isinstance(checkpoint, OrbaxCheckpoint):
-        return checkpoint.restore(specs, dtype, mesh)
+        return checkpoint.restore(specs, dtype, mesh, progress)
     assert isinstance(checkpoint, TensorCheckpoint)
     planned, treedef = plan_parameters(checkpoint, specs, family.name_map(cfg), dtype)
     shardings = jax.tree.leaves(param_shardings(specs, mesh))
     leaves: list[jax.Array] = []
-    with ThreadPoolExecutor(min(8, cpu_count() or 1)) as pool, _bar(planned, progress) as bar:
+    total = sum(prod(p.shape) for p in planned)
+    with ThreadPoolExecutor(min(8, cpu_count() or 1)) as pool, weights_bar(total, progress) as bar:
         for parameter, sharding in zip(planned, shardings, strict=True):
             if leaves:       # the host copy of the one before is free again
                 leaves[-1].block_until_ready()
             leaves.append(jax.device_put(_convert(checkpoint, parameter, pool), sharding))
             bar.update(prod(parameter.shape))
     return jax.tree.unflatten(treedef, leaves)
-
-
-def _bar(planned: list[Planned], progress: bool) -> "tqdm[Any]":
-    total = sum(prod(p.shape) for p in planned)
-    return tqdm(total=total, desc="Loading weights", unit="", unit_scale=True, disable=not progress)
 
 
 def _convert(checkpoint: TensorCheckpoint, parameter: Planned, pool: ThreadPoolExecutor) -> np.ndarray:

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxengine.checkpoint.checkpoint import Checkpoint, check_config, default_dtype
 from jaxengine.checkpoint.gguf_vocabulary import read_vocabulary
 from jaxengine.checkpoint.huggingface import read_json
 from jaxengine.checkpoint.plan import parameter_path
+from jaxengine.checkpoint.progress import weights_bar
 from sharding import abstract_params
 
 MARKER = "jaxengine_checkpoint.json"      # what tells such a folder from any other
 VERSION = 1
 _ARRAYS = "params"
-_GIB = 2**30
+_SMALLEST_BATCH = 16 << 20      # bytes
 
 
 @dataclass(frozen=True)
 class OrbaxCheckpoint(Checkpoint):
     shapes: dict[str, tuple[int, ...]] = field(kw_only=True, repr=False)      # by dotted parameter path
 
-    def restore(self, specs: Any, dtype: Any, mesh: Mesh) -> Any:
+    def restore(self, specs: Any, dtype: Any, mesh: Mesh, progress: bool = True) -> Any:
         """The parameter tree in `dtype`, each array read straight to its sharding on `mesh`.
 
         Raises ValueError where the tree has other parameters or shapes than the checkpoint, or it is damaged.
@@ -36,18 +36,24 @@ class OrbaxCheckpoint(Checkpoint):
         flat, treedef = jax.tree_util.tree_flatten_with_path(abstract)
         wanted = {parameter_path(keys): leaf for keys, leaf in flat}
         self._check(wanted)
-        orbax = import_module("orbax.checkpoint")       # takes most of a second
-        restore_args = orbax.checkpoint_utils.construct_restore_args(wanted)
-        with _checkpointer(_in_flight(wanted)) as checkpointer:
-            try:
-                restored = checkpointer.restore(
-                    self.path.absolute() / _ARRAYS,
-                    args=orbax.args.PyTreeRestore(item=wanted, restore_args=restore_args),
-                )
-            except Exception as error:       # Orbax raises no narrower type for a file that it cannot read
-                reason = str(error).splitlines()[0][:200]
-                raise ValueError(f"{self.path}: the parameters could not be read: {reason}") from error
+        restored: dict[str, jax.Array] = {}
+        total = sum(math.prod(leaf.shape) for leaf in wanted.values())
+        with _checkpointer() as checkpointer, weights_bar(total, progress) as bar:
+            for batch in _batches(wanted):
+                restored |= self._restore_batch(checkpointer, batch)
+                jax.block_until_ready(list(restored.values()))
+                bar.update(sum(math.prod(leaf.shape) for leaf in batch.values()))
         return jax.tree.unflatten(treedef, [restored[path] for path in wanted])
+
+    def _restore_batch(self, checkpointer: Any, batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        orbax = import_module("orbax.checkpoint")       # takes most of a second
+        restore_args = orbax.checkpoint_utils.construct_restore_args(batch)
+        wanted = orbax.args.PyTreeRestore(item=batch, restore_args=restore_args, partial_restore=True)
+        try:
+            return checkpointer.restore(self.path.absolute() / _ARRAYS, args=wanted)
+        except Exception as error:       # Orbax raises no narrower type for a file that it cannot read
+            reason = str(error).splitlines()[0][:200]
+            raise ValueError(f"{self.path}: the parameters could not be read: {reason}") from error
 
     def _check(self, wanted: dict[str, jax.ShapeDtypeStruct]) -> None:
         if self.shapes.keys() != wanted.keys():
@@ -85,7 +91,7 @@ def write_orbax(params: Any, dtype: str, folder: Path) -> None:
     """Writes the arrays and the marker; config.json and the tokenizer's files are the caller's."""
     orbax = import_module("orbax.checkpoint")
     flat = {parameter_path(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
-    with _checkpointer(_in_flight(flat)) as checkpointer:
+    with _checkpointer() as checkpointer:
         checkpointer.save(folder.absolute() / _ARRAYS, args=orbax.args.PyTreeSave(flat))
     marker = {
         "version": VERSION, "dtype": dtype, "parameters": {path: list(leaf.shape) for path, leaf in flat.items()}
@@ -93,16 +99,22 @@ def write_orbax(params: Any, dtype: str, folder: Path) -> None:
     (folder / MARKER).write_text(json.dumps(marker, indent=1))
 
 
-def _checkpointer(in_flight: int) -> Any:
+def _checkpointer() -> Any:
     orbax = import_module("orbax.checkpoint")
     # Weights barely compress, and decompressing doubled the time to open.
-    handler = orbax.PyTreeCheckpointHandler(
-        use_compression=False, save_concurrent_gb=in_flight, restore_concurrent_gb=in_flight
-    )
-    return orbax.Checkpointer(handler)
+    return orbax.Checkpointer(orbax.PyTreeCheckpointHandler(use_compression=False))
 
 
-def _in_flight(arrays: dict[str, Any]) -> int:
-    """GiB that may be in flight at once: the largest two parameters in float32."""
-    sizes = sorted(math.prod(leaf.shape) * jnp.dtype("float32").itemsize for leaf in arrays.values())
-    return max(1, math.ceil(sum(sizes[-2:]) / _GIB))
+def _batches(arrays: dict[str, jax.ShapeDtypeStruct]) -> list[dict[str, jax.ShapeDtypeStruct]]:
+    """Groups of arrays, none larger than the largest array: what Orbax reads at once it may hold twice."""
+    sizes = {path: math.prod(leaf.shape) * leaf.dtype.itemsize for path, leaf in arrays.items()}
+    limit = max(_SMALLEST_BATCH, *sizes.values())
+    batches: list[dict[str, jax.ShapeDtypeStruct]] = []
+    room = 0
+    for path, leaf in arrays.items():
+        if sizes[path] > room or not batches:
+            batches.append({})
+            room = limit
+        batches[-1][path] = leaf
+        room -= sizes[path]
+    return batches

@@ -2,6 +2,7 @@
 
 import re
 import struct
+import sys
 import warnings
 from pathlib import Path
 
@@ -195,4 +196,14 @@ def test_types_without_numbers_are_refused_by_name(tmp_path: Path) -> None:
     raw[at : at + 4] = u32(26)
     path.write_bytes(raw)
     with pytest.raises(ValueError, match="ggml type I32, which the gguf package cannot dequantise"):
+        open_checkpoint(path)
+
+
+def test_without_the_gguf_package_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = llama_gguf(tmp_path / "x.gguf", kind="Q8_0")
+    monkeypatch.setitem(sys.modules, "gguf", None)      # as if it were not there
+    assert read_gguf(path).tensors["output.weight"].type == "Q8_0"
+    with pytest.raises(ValueError, match=r"pip install jaxengine\[gguf\]"):
         open_checkpoint(path)
