@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from jaxengine.checkpoint import gemma_terms_accepted
+
 ACCELERATORS = ("gpu", "tpu")
 
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -63,6 +65,6 @@ def smollm2() -> str:
 @pytest.fixture(scope="session")
 def gemma3() -> str:
     """The Gemma demo model; its tests are skipped until its terms are accepted."""
-    if os.environ.get("JAXENGINE_ACCEPT_GEMMA_TERMS", "").lower() not in ("1", "true", "yes"):
+    if not gemma_terms_accepted(os.environ):
         pytest.skip("Gemma's terms are not accepted: set JAXENGINE_ACCEPT_GEMMA_TERMS=1")
     return "gemma3-270m"
