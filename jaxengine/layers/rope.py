@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxengine.layers.rope_scaling import RopeScaling
 
+Angles = tuple[jax.Array, jax.Array]     # cos and sin, f32[T, H / 2] each
+
 
 @dataclass(frozen=True)
 class RopeConfig:
@@ -30,13 +32,13 @@ class RopeConfig:
         return 1.0 if self.scaling is None else self.scaling.magnitude
 
 
-def rope_angles(positions: jax.Array, config: RopeConfig) -> tuple[jax.Array, jax.Array]:
-    """positions int32[T] -> (cos, sin) f32[T, head_dim / 2]; computed once per step and theta."""
+def rope_angles(positions: jax.Array, config: RopeConfig) -> Angles:
+    """positions int32[T] -> cos and sin; computed once per step and theta."""
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(config.inverse_frequencies())[None, :]
     return jnp.cos(angles) * config.magnitude, jnp.sin(angles) * config.magnitude
 
 
-def apply_rope(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
+def apply_rope(x: jax.Array, angles: Angles) -> jax.Array:
     """Rotates x [T, ..., H] by its token's angles; in float32, back in x's dtype."""
     cos, sin = (a.reshape(a.shape[0], *(1,) * (x.ndim - 2), a.shape[1]) for a in angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

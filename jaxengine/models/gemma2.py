@@ -4,18 +4,19 @@ Norms multiply by 1 + w, which is added when weights are loaded.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 from flax import struct
 
-from jaxengine.arrays import KVPool, StepBatch
+from jaxengine.arrays import KVLayer, KVPool, StepBatch
 from jaxengine.layers.activation import ACTIVATIONS
 from jaxengine.layers.attention import paged_attention, project_out, project_qkv
 from jaxengine.layers.linear import scaled_embed, softcap, unembed
 from jaxengine.layers.mlp import gated_mlp
 from jaxengine.layers.norm import rms_norm
-from jaxengine.layers.rope import RopeConfig, apply_rope, rope_angles
+from jaxengine.layers.rope import Angles, RopeConfig, apply_rope, rope_angles
 from jaxengine.models.published import FULL, WINDOWED, PublishedConfig
 from jaxengine.models.weights import NameMap, one_plus, stack
 from sharding import ParamSpec
@@ -123,22 +124,30 @@ def name_map(cfg: Config) -> NameMap:
 
 def forward(params: Params, batch: StepBatch, pool: KVPool, cfg: Config) -> tuple[jax.Array, KVPool]:
     """Hidden states [T, D] after the final norm, and the updated pool."""
-    eps, activation = cfg.rms_norm_eps, ACTIVATIONS[cfg.hidden_act]
     x = scaled_embed(params.embed, batch.token_ids)
     angles = rope_angles(batch.positions, cfg.rope)
     layers = []
-    for i, (p, kv) in enumerate(zip(params.layers, pool.layers, strict=True)):
-        q, k, v = project_qkv(rms_norm(x, p.attn_norm, eps), p.wq, p.wkv)
-        q, k = apply_rope(q, angles), apply_rope(k, angles)
-        out, kv = paged_attention(
-            q, k, v, kv, batch, scale=cfg.attention_scale, sliding_window=cfg.sliding_windows[i],
-            softcap=cfg.attention_softcap,
-        )
-        x = x + rms_norm(project_out(out, p.wo), p.attn_post_norm, eps)
-        hidden = gated_mlp(rms_norm(x, p.mlp_norm, eps), p.gate_up, p.down, activation)
-        x = x + rms_norm(hidden, p.mlp_post_norm, eps)
+    for p, kv, window in zip(params.layers, pool.layers, cfg.sliding_windows, strict=True):
+        x, kv = _layer(p, x, kv, angles, batch, cfg, window)
         layers.append(kv)
-    return rms_norm(x, params.norm, eps), KVPool(tuple(layers))
+    return rms_norm(x, params.norm, cfg.rms_norm_eps), KVPool(tuple(layers))
+
+
+@partial(jax.jit, static_argnames=("cfg", "window"))
+def _layer(
+    p: Layer, x: jax.Array, kv: KVLayer, angles: Angles, batch: StepBatch, cfg: Config, window: int | None
+) -> tuple[jax.Array, KVLayer]:
+    """One layer of x [T, D]. Jitted, so that layers of one kind are traced once, not once each."""
+    eps = cfg.rms_norm_eps
+    q, k, v = project_qkv(rms_norm(x, p.attn_norm, eps), p.wq, p.wkv)
+    q, k = apply_rope(q, angles), apply_rope(k, angles)
+    out, kv = paged_attention(
+        q, k, v, kv, batch, scale=cfg.attention_scale, sliding_window=window, softcap=cfg.attention_softcap
+    )
+    x = x + rms_norm(project_out(out, p.wo), p.attn_post_norm, eps)
+    hidden = gated_mlp(rms_norm(x, p.mlp_norm, eps), p.gate_up, p.down, ACTIVATIONS[cfg.hidden_act])
+    x = x + rms_norm(hidden, p.mlp_post_norm, eps)
+    return x, kv
 
 
 def compute_logits(params: Params, x: jax.Array, cfg: Config) -> jax.Array:

@@ -1,18 +1,19 @@
 """Qwen2 and Qwen2.5: biases on q, k and v; optionally a sliding window from layer `max_window_layers` on."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 from flax import struct
 
-from jaxengine.arrays import KVPool, StepBatch
+from jaxengine.arrays import KVLayer, KVPool, StepBatch
 from jaxengine.layers.activation import ACTIVATIONS
 from jaxengine.layers.attention import paged_attention, project_out, project_qkv
 from jaxengine.layers.linear import embed, unembed
 from jaxengine.layers.mlp import gated_mlp
 from jaxengine.layers.norm import rms_norm
-from jaxengine.layers.rope import RopeConfig, apply_rope, rope_angles
+from jaxengine.layers.rope import Angles, RopeConfig, apply_rope, rope_angles
 from jaxengine.models.published import PublishedConfig
 from jaxengine.models.weights import NameMap, stack
 from sharding import ParamSpec
@@ -112,18 +113,24 @@ def forward(params: Params, batch: StepBatch, pool: KVPool, cfg: Config) -> tupl
     """Hidden states [T, D] after the final norm, and the updated pool."""
     x = embed(params.embed, batch.token_ids)
     angles = rope_angles(batch.positions, cfg.rope)
-    activation = ACTIVATIONS[cfg.hidden_act]
     layers = []
-    for i, (p, kv) in enumerate(zip(params.layers, pool.layers, strict=True)):
-        q, k, v = project_qkv(rms_norm(x, p.attn_norm, cfg.rms_norm_eps), p.wq, p.wkv, p.bq, p.bkv)
-        q, k = apply_rope(q, angles), apply_rope(k, angles)
-        out, kv = paged_attention(
-            q, k, v, kv, batch, scale=cfg.head_dim**-0.5, sliding_window=cfg.sliding_windows[i]
-        )
-        x = x + project_out(out, p.wo)
-        x = x + gated_mlp(rms_norm(x, p.mlp_norm, cfg.rms_norm_eps), p.gate_up, p.down, activation)
+    for p, kv, window in zip(params.layers, pool.layers, cfg.sliding_windows, strict=True):
+        x, kv = _layer(p, x, kv, angles, batch, cfg, window)
         layers.append(kv)
     return rms_norm(x, params.norm, cfg.rms_norm_eps), KVPool(tuple(layers))
+
+
+@partial(jax.jit, static_argnames=("cfg", "window"))
+def _layer(
+    p: Layer, x: jax.Array, kv: KVLayer, angles: Angles, batch: StepBatch, cfg: Config, window: int | None
+) -> tuple[jax.Array, KVLayer]:
+    """One layer of x [T, D]. Jitted, so that layers of one kind are traced once, not once each."""
+    q, k, v = project_qkv(rms_norm(x, p.attn_norm, cfg.rms_norm_eps), p.wq, p.wkv, p.bq, p.bkv)
+    q, k = apply_rope(q, angles), apply_rope(k, angles)
+    out, kv = paged_attention(q, k, v, kv, batch, scale=cfg.head_dim**-0.5, sliding_window=window)
+    x = x + project_out(out, p.wo)
+    x = x + gated_mlp(rms_norm(x, p.mlp_norm, cfg.rms_norm_eps), p.gate_up, p.down, ACTIVATIONS[cfg.hidden_act])
+    return x, kv
 
 
 def compute_logits(params: Params, x: jax.Array, cfg: Config) -> jax.Array:

@@ -26,6 +26,7 @@ from sharding import spec
 FOLDER = Path(__file__).parent.parent / "golden" / "models"
 CASES = sorted(path.stem for path in FOLDER.glob("*.npz"))
 BLOCK_SIZE, NUM_BLOCKS, NUM_SEQS = 4, 44, 4       # one sequence is always padding
+MIXED_BUCKET = 64                                 # tokens; one executable serves whole prompts and chunks
 
 
 class TinyCheckpoint(TensorCheckpoint):
@@ -103,8 +104,9 @@ class PagedModel:
         self.logits = [np.full(want.shape, np.nan, np.float32) for want in golden.logits]
         self._step = jax.jit(partial(_step, golden.module, golden.cfg), donate_argnums=2)
 
-    def run(self, rows: list[Rows], bucket: int, decode: bool = False) -> None:
+    def run(self, rows: list[Rows], decode: bool = False) -> None:
         """One step; single tokens go first, as the engine orders them."""
+        bucket = NUM_SEQS if decode else MIXED_BUCKET
         rows = sorted(rows, key=lambda row: row.count != 1)
         with jax.set_mesh(self.mesh):
             logits, self.pool = self._step(self.params, self._batch(rows, bucket, decode), self.pool)
@@ -156,7 +158,7 @@ def _step(module: ModuleType, cfg: Any, params: Any, batch: StepBatch, pool: KVP
 
 def run_whole(model: PagedModel) -> None:
     """Every prompt in one step."""
-    model.run([Rows(i, 0, len(ids)) for i, ids in enumerate(model.golden.prompts)], bucket=64)
+    model.run([Rows(i, 0, len(ids)) for i, ids in enumerate(model.golden.prompts)])
 
 
 def run_chunked(model: PagedModel) -> None:
@@ -170,17 +172,17 @@ def run_chunked(model: PagedModel) -> None:
             if count:
                 rows.append(Rows(i, done[i], count))
                 done[i] += count
-        model.run(rows, bucket=16)
+        model.run(rows)
         step += 1
 
 
 def run_decode(model: PagedModel) -> None:
     """A chunk of at most five tokens of each prompt, then one token at a time."""
     prompts = model.golden.prompts
-    model.run([Rows(i, 0, min(5, len(ids))) for i, ids in enumerate(prompts)], bucket=16)
+    model.run([Rows(i, 0, min(5, len(ids))) for i, ids in enumerate(prompts)])
     for position in range(5, max(len(ids) for ids in prompts)):
         live = [Rows(i, position, 1) for i, ids in enumerate(prompts) if position < len(ids)]
-        model.run(live, bucket=NUM_SEQS, decode=True)
+        model.run(live, decode=True)
 
 
 def difference(model: PagedModel) -> float:

@@ -16,7 +16,9 @@ def lines() -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(("model", "axis"), [("llama", "kv"), ("llama", "group"), ("gemma3", "kv"), ("llama_gelu", "group")])
+@pytest.mark.parametrize(
+    ("model", "axis"), [("llama", "kv"), ("llama", "group"), ("gemma3", "kv"), ("llama_gelu", "group")]
+)
 def test_logits_on_two_devices_match_transformers(lines, model, axis):
     (line,) = [x for x in lines if x.get("model") == model and axis in x]
     assert line["difference"] < 1e-4

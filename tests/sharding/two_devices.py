@@ -12,11 +12,11 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ["JAX_PLATFORMS"] = "cpu"
 sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-from golden_models import PagedModel, difference, golden_model, run_chunked  # noqa: E402
+import jax
+import numpy as np
+from golden_models import PagedModel, difference, golden_model, run_chunked
 
-from sharding import check_mesh, init_params, make_mesh  # noqa: E402
+from sharding import check_mesh, init_params, make_mesh
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
