@@ -236,7 +236,7 @@ class StepPlan:
         return self.num_decodes == len(self.rows)
 
 
-@dataclass
+@dataclass(slots=True)
 class CompletionOutput:
     """One of a request's n continuations. `text` and `token_ids` are cumulative."""
 
@@ -259,7 +259,7 @@ class RequestMetrics:
     finished_time: float | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestOutput:
     """A request's state after a step, or its result when `finished`."""
 

@@ -6,9 +6,10 @@ the same step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ class BatchShape:
 
     @property
     def packed_size(self) -> int:
-        return sum(int(np.prod(shape)) for shape in self.fields().values())
+        return sum(math.prod(shape) for shape in self.fields().values())
 
     def views(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         """Named views into one packed host vector int32[packed_size]."""
@@ -52,7 +53,7 @@ class BatchShape:
     def _split(self, packed):
         start = 0
         for name, shape in self.fields().items():
-            size = int(np.prod(shape))
+            size = math.prod(shape)
             yield name, packed[start : start + size].reshape(shape)
             start += size
 
@@ -71,8 +72,7 @@ def unpack(packed: jax.Array, last_tokens: jax.Array, shape: BatchShape, backend
     return StepBatch(ids, part["positions"], attention, shape.max_q_len, backend), part["rows"]
 
 
-@dataclass(frozen=True)
-class SampleRow:
+class SampleRow(NamedTuple):      # a tuple, because every step makes one per sequence
     """A sequence whose next token the step samples, and where its hidden state lies among the flat tokens."""
 
     seq: Sequence
@@ -90,51 +90,55 @@ class BatchBuilder:
         self.block_size = block_size
         self._find = find
         self._tables = np.zeros((max_num_seqs, blocks_per_seq), np.int32)
-        # Per slot: whose row it is, and how many of its blocks are known.
-        self._synced: list[tuple[tuple[int, int], int]] = [((-1, 0), 0)] * max_num_seqs
+        # Per slot: whose row it is, in which of its lives (a preempted sequence comes back with other blocks),
+        # and how many of its blocks are known.
+        self._tenants: list[Sequence | None] = [None] * max_num_seqs
+        self._lives = [0] * max_num_seqs
+        self._known = [0] * max_num_seqs
 
     def build(self, plan: StepPlan, shape: BatchShape) -> tuple[np.ndarray, list[SampleRow]]:
         """The packed vector of a plan in a bucket, and its rows to sample in order (forked children included)."""
         packed = np.zeros(shape.packed_size, np.int32)    # fresh: the device may still read the previous one
         view = shape.views(packed)
-        n = len(plan.rows)
-        counts = [row.num_tokens for row in plan.rows]
-        ends = list(accumulate(counts))
+        n, d = len(plan.rows), plan.num_decodes
+        slots, starts, counts = (np.array(column, np.int32) for column in list(zip(*plan.rows, strict=True))[1:4])
+        ends = counts.cumsum()
         view["cu_q_lens"][1 : n + 1] = ends
         view["cu_q_lens"][n + 1 :] = ends[-1]
-        view["num_decodes"][0] = plan.num_decodes
-        view["kv_lens"][:n] = [row.start + row.num_tokens for row in plan.rows]
-
-        samples: list[SampleRow] = []
-        forks = _forks_by_parent(plan)
-        for i, row in enumerate(plan.rows):
-            seq = self._find(row.seq_id)
-            self._sync(row.slot, seq)
-            if i >= plan.num_decodes:
-                self._fill_chunk(view, ends[i] - counts[i], row, seq)
-            if row.sample:
-                end = row.start + row.num_tokens
-                samples.append(SampleRow(seq, row.slot, end, ends[i] - 1))
-                samples += [SampleRow(self._find(c), s, end, ends[i] - 1) for c, s in forks.get(row.seq_id, ())]
-        self._fill_decodes(view, plan)
-        view["block_tables"][:n] = self._tables[[row.slot for row in plan.rows]]
-        view["rows"][: len(samples)] = [s.token_index for s in samples]
+        view["num_decodes"][0] = d
+        view["kv_lens"][:n] = starts + counts
+        seqs = [self._find(row.seq_id) for row in plan.rows]
+        self._sync_tables(plan, seqs)
+        view["block_tables"][:n] = self._tables[slots]
+        if d:
+            self._fill_decodes(view, plan, seqs, slots[:d], starts[:d])
+        for row, seq, end in zip(plan.rows[d:], seqs[d:], ends[d:].tolist(), strict=True):
+            self._fill_chunk(view, end - row.num_tokens, row, seq)
+        samples = self._samples(plan, seqs, ends.tolist())
+        view["rows"][: len(samples)] = [sample.token_index for sample in samples]
         return packed, samples
 
-    def _fill_decodes(self, view: dict[str, np.ndarray], plan: StepPlan) -> None:
+    def _samples(self, plan: StepPlan, seqs: list[Sequence], ends: list[int]) -> list[SampleRow]:
+        forks = _forks_by_parent(plan)
+        samples: list[SampleRow] = []
+        for (seq_id, slot, start, num_tokens, sample), seq, end in zip(plan.rows, seqs, ends, strict=True):
+            if sample:
+                samples.append(SampleRow(seq, slot, start + num_tokens, end - 1))
+                for child, child_slot in forks.get(seq_id, ()) if forks else ():
+                    samples.append(SampleRow(self._find(child), child_slot, start + num_tokens, end - 1))
+        return samples
+
+    def _fill_decodes(
+        self, view: dict[str, np.ndarray], plan: StepPlan, seqs: list[Sequence], slots: np.ndarray, starts: np.ndarray
+    ) -> None:
         d = plan.num_decodes
-        if not d:
-            return
-        rows = plan.rows[:d]
-        seqs = [self._find(row.seq_id) for row in rows]
         view["token_ids"][:d] = [
             seq.token_ids[row.start] if row.start < len(seq.token_ids) else -1 - row.slot
-            for row, seq in zip(rows, seqs, strict=True)
+            for row, seq in zip(plan.rows[:d], seqs, strict=False)
         ]
-        positions = np.array([row.start for row in rows], np.int32)
-        view["positions"][:d] = positions
-        blocks = self._tables[[row.slot for row in rows], positions // self.block_size]
-        view["slot_mapping"][:d] = blocks * self.block_size + positions % self.block_size
+        view["positions"][:d] = starts
+        blocks = self._tables[slots, starts // self.block_size]
+        view["slot_mapping"][:d] = blocks * self.block_size + starts % self.block_size
 
     def _fill_chunk(self, view: dict[str, np.ndarray], at: int, row, seq: Sequence) -> None:
         end = at + row.num_tokens
@@ -144,18 +148,19 @@ class BatchBuilder:
         blocks = self._tables[row.slot][positions // self.block_size]
         view["slot_mapping"][at:end] = blocks * self.block_size + positions % self.block_size
 
-    def _sync(self, slot: int, seq: Sequence) -> None:
-        tenant = (seq.seq_id, seq.num_preemptions)     # a preempted sequence comes back with other blocks
-        before, known = self._synced[slot]
-        table = self._tables[slot]
-        if before != tenant:
-            known = 0
-            table[:] = 0
-        start = max(known - 1, 0)      # copy on write may have replaced the last block
-        count = len(seq.block_table)
-        if count > start:
-            table[start:count] = seq.block_table[start:]
-        self._synced[slot] = (tenant, count)
+    def _sync_tables(self, plan: StepPlan, seqs: list[Sequence]) -> None:
+        tenants, lives, known = self._tenants, self._lives, self._known
+        for row, seq in zip(plan.rows, seqs, strict=True):
+            slot, count = row.slot, len(seq.block_table)
+            if tenants[slot] is not seq or lives[slot] != seq.num_preemptions:
+                tenants[slot], lives[slot], known[slot] = seq, seq.num_preemptions, 0
+                self._tables[slot] = 0
+            elif count == known[slot] and not plan.copies:
+                continue
+            first = max(known[slot] - 1, 0)      # copy on write may have replaced the last block
+            if count > first:
+                self._tables[slot, first:count] = seq.block_table[first:]
+            known[slot] = count
 
 
 def _forks_by_parent(plan: StepPlan) -> dict[int, list[tuple[int, int]]]:

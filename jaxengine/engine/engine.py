@@ -76,6 +76,10 @@ class Engine:
             config.scheduler.max_num_seqs, runner.buckets.blocks_per_seq, cache.block_size, self._sequence
         )
         self._rows = RowBuilder(config.scheduler.max_num_seqs, runner.cfg.vocab_size)
+        # Sequences that want more than the likeliest ids. Most steps have none, and then no row is looked at.
+        self._scored: set[int] = set()             # prompt log-probabilities
+        self._with_logprobs: set[int] = set()
+        self._full: set[int] = set()               # the full sampler, at least until their min_tokens are out
         self._flight: _Flight | None = None
         self._seeds = random.Random(config.seed)
         self._request_ids = itertools.count()
@@ -118,6 +122,7 @@ class Engine:
         for seq, out in zip(sequences, outputs, strict=True):
             self._outputs[seq.seq_id], self._states[seq.seq_id] = out, state
             self._rows.admit(seq, self._stop_ids(params), bad_words)
+            self._note_wishes(seq)
         return request_id
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -150,20 +155,21 @@ class Engine:
         start = time.perf_counter()
         buckets, ledger = self.runner.buckets, self.runner.ledger
         # Only the mixed step hands out every hidden state, which prompt log-probabilities need.
-        scored = any(self._states[row.seq_id].prompt_logprobs is not None for row in plan.rows)
+        scored = bool(self._scored) and any(row.seq_id in self._scored for row in plan.rows)
         kind = "decode" if plan.is_decode and not scored else "mixed"
-        sizes, needed = (buckets.decode, len(plan.rows)) if kind == "decode" else (buckets.mixed, plan.num_tokens)
+        needed = len(plan.rows) if plan.is_decode else plan.num_tokens
+        sizes = buckets.decode if kind == "decode" else buckets.mixed
         bucket = ledger.pick(kind, sizes, needed)
         packed, samples = self._builder.build(plan, buckets.shape(kind, bucket))
-        stats = StepStats(plan.step_id, kind, bucket, plan.num_tokens, len(plan.rows), len(samples), schedule_s)
+        stats = StepStats(plan.step_id, kind, bucket, needed, len(plan.rows), len(samples), schedule_s)
         stats.build_s = time.perf_counter() - start
         start = time.perf_counter()
         if plan.copies:
             self.runner.copy_blocks(plan.copies)
         rows, hidden = self.runner.forward(kind, bucket, packed)
         flight = _Flight(plan, samples, stats, rows)
-        self._note_first_scheduled(plan)
-        self._launch_scores(flight, hidden)
+        if scored:
+            self._launch_scores(flight, hidden)
         stats.forward_s = time.perf_counter() - start
         return flight
 
@@ -189,8 +195,11 @@ class Engine:
         if not samples:
             return
         # Every earlier id is known by now; what is pending is this step's own.
-        full = any(needs_full(s.seq.request.params, s.seq.num_output_tokens - 1) for s in samples)
-        flight.wants_logprobs = any(s.seq.request.params.logprobs is not None for s in samples)
+        full = bool(self._full) and any(
+            s.seq.seq_id in self._full and needs_full(s.seq.request.params, s.seq.num_output_tokens - 1)
+            for s in samples
+        )
+        flight.wants_logprobs = bool(self._with_logprobs) and any(s.seq.seq_id in self._with_logprobs for s in samples)
         kind, sizes = ("sample", self.runner.buckets.sample) if full else ("greedy", self.runner.buckets.greedy)
         bucket = self.runner.ledger.pick(kind, sizes, len(samples))
         if full:
@@ -208,23 +217,22 @@ class Engine:
             return []
         start = time.perf_counter()
         result = None if flight.result is None else HostResult.read(flight.result, flight.wants_logprobs)
-        waited = time.perf_counter()
-        touched: dict[str, RequestState] = {}
+        waited, now = time.perf_counter(), time.monotonic()
+        touched: dict[RequestState, None] = {}      # a set in the order of the rows
         for state, positions, scores in flight.scores:
             self._add_prompt_logprobs(state, positions, scores)
-        sampled = {s.seq.seq_id for s in flight.samples}
         for row in flight.plan.rows:
-            if row.seq_id not in sampled and row.seq_id in self._outputs:
+            if not row.sample and row.seq_id in self._outputs:
                 self._take_unsampled(self._sequence(row.seq_id), row.start + row.num_tokens, touched)
         for i, sample in enumerate(flight.samples):
             if sample.seq.is_finished:
                 continue      # aborted, or ended by the step before
             state = self._states[sample.seq.seq_id]
-            touched[state.request.request_id] = state
+            touched[state] = None
             assert result is not None
-            self._take(sample.seq, state, result, i)
+            self._take(sample.seq, state, result, i, now)
         outputs = []
-        for state in touched.values():
+        for state in touched:
             if state.finished:
                 outputs.append(self._close(state))
             elif state.kind != "final_only":
@@ -233,15 +241,14 @@ class Engine:
             stats.wait_s, stats.output_s = waited - start, time.perf_counter() - waited
         return outputs
 
-    def _take(self, seq: Sequence, state: RequestState, result: HostResult, i: int) -> None:
-        now = time.monotonic()
+    def _take(self, seq: Sequence, state: RequestState, result: HostResult, i: int, now: float) -> None:
         if not result.finite[i]:
             state.error = "the model produced a logit that is not finite"
             self.scheduler.finish(seq, FinishReason.ERROR, register=False)
             return
         token_id = result.token_ids[i]
         if state.metrics.first_token_time is None:
-            state.metrics.first_token_time = now
+            state.metrics.first_token_time, state.metrics.first_scheduled_time = now, seq.first_scheduled_time
         self.scheduler.commit(seq, token_id)
         out = self._outputs[seq.seq_id]
         logprobs = None
@@ -251,14 +258,14 @@ class Engine:
         if ended is not None:
             self.scheduler.finish(seq, *ended)
 
-    def _take_unsampled(self, seq: Sequence, num_computed: int, touched: dict[str, RequestState]) -> None:
+    def _take_unsampled(self, seq: Sequence, num_computed: int, touched: dict[RequestState, None]) -> None:
         """A chunk of a prompt was computed; a request without output ends with its prompt."""
         if seq.is_finished:
             return
         self.scheduler.commit_computed(seq, num_computed)
         if seq.request.params.max_tokens == 0 and num_computed >= seq.num_prompt_tokens:
             state = self._states[seq.seq_id]
-            touched[state.request.request_id] = state
+            touched[state] = None
             for out in state.outputs:
                 self.scheduler.finish(out.seq, FinishReason.LENGTH)
 
@@ -269,12 +276,15 @@ class Engine:
 
     def _close(self, state: RequestState) -> RequestOutput:
         state.metrics.finished_time = time.monotonic()
+        state.metrics.first_scheduled_time = state.outputs[0].seq.first_scheduled_time
         output = state.output()
         del self.requests[state.request.request_id]
         for out in state.outputs:
             seq_id = out.seq.seq_id
             del self._outputs[seq_id], self._states[seq_id]
             self._rows.release(out.seq)
+            for wishes in (self._scored, self._with_logprobs, self._full):
+                wishes.discard(seq_id)
         return output
 
     def _restore_counts(self, sample: SampleRow) -> None:
@@ -285,11 +295,14 @@ class Engine:
             self.runner.reset_slot(sample.slot, seq.request.prompt_token_ids, seq.output_token_ids)
             self._tenants[sample.slot] = tenant
 
-    def _note_first_scheduled(self, plan: StepPlan) -> None:
-        for row in plan.rows:
-            metrics = self._states[row.seq_id].metrics
-            if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = time.monotonic()
+    def _note_wishes(self, seq: Sequence) -> None:
+        params = seq.request.params
+        if params.prompt_logprobs is not None:
+            self._scored.add(seq.seq_id)
+        if params.logprobs is not None:
+            self._with_logprobs.add(seq.seq_id)
+        if needs_full(params):
+            self._full.add(seq.seq_id)
 
     def _add_prompt_logprobs(self, state: RequestState, positions: list[int], scores: list[Any]) -> None:
         prompt = state.request.prompt_token_ids
