@@ -56,10 +56,10 @@ class Rate:
 
 
 def measure(args: argparse.Namespace) -> Report:
+    peer = llama_cpp.from_arguments(args)
     streams = [1, 4] if args.short and args.streams == [1, 4, 16, 32] else args.streams
     most = max(streams)
     engine = engine_for(args, max_num_seqs=most, max_model_len=_longest(args, most), decode_buckets=_buckets(streams))
-    peer = llama_cpp.from_arguments(args)
     r = random.Random(0)
     variants: dict[Any, Any] = {n: lambda n=n: decode_rate(engine, n, args.prompt_len, args.steps, r) for n in streams}
     if peer is not None:

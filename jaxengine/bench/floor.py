@@ -74,15 +74,15 @@ class Floor:
         return 2 * tokens * self.size.body_params / self.rates[rows]
 
 
-def measure_floor(engine: Any, rows: list[int], buffer_bytes: int = BUFFER_BYTES) -> Floor:
+def measure_floor(engine: Any, rows: list[int]) -> Floor:
     size = model_size(engine)
     dtype = engine.runner.params.embed.dtype
-    return Floor(size, read_bandwidth(buffer_bytes), {n: matmul_rate(n, size.widest, dtype) for n in rows})
+    return Floor(size, read_bandwidth(), {n: matmul_rate(n, size.widest, dtype) for n in rows})
 
 
-def read_bandwidth(buffer_bytes: int = BUFFER_BYTES) -> float:
+def read_bandwidth() -> float:
     """Bytes a second that all cores read together from memory: the best of two ways, each its best try."""
-    x = jnp.ones((64, buffer_bytes // 256), jnp.float32)
+    x = jnp.ones((64, BUFFER_BYTES // 256), jnp.float32)
     reduce = jax.jit(lambda x: x.max(axis=1))
     seconds = [_best(lambda: jax.block_until_ready(reduce(x)))]
     if jax.devices()[0].platform == "cpu":
@@ -90,7 +90,7 @@ def read_bandwidth(buffer_bytes: int = BUFFER_BYTES) -> float:
         parts = np.array_split(np.asarray(x).reshape(-1), cores)
         with ThreadPoolExecutor(cores) as pool:      # numpy releases the interpreter while it reduces
             seconds.append(_best(lambda: list(pool.map(np.maximum.reduce, parts))))
-    return buffer_bytes / min(seconds)
+    return x.nbytes / min(seconds)
 
 
 def matmul_rate(rows: int, shape: tuple[int, int], dtype: Any) -> float:

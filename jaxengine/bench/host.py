@@ -37,7 +37,8 @@ PROMPT, CONTEXT = 64, 1024      # tokens
 PARTS = [f.name for f in fields(StepStats) if f.name.endswith("_s") and f.name != "wait_s"]
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "full": {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "presence_penalty": 0.2, "logit_bias": {5: 1.0}},
+    "sampled": {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "presence_penalty": 0.2},
+    "biased": {"temperature": 0.8, "logit_bias": {7: 2.0, 8: -2.0}, "bad_words": ["bad"]},
 }
 
 
@@ -85,8 +86,8 @@ def _engine(sequences: int, tokenizer: Tokenizer | None) -> Engine:
 def start(engine: Engine, sampling: str, steps: int) -> None:
     """Fills the engine and steps until every sequence decodes."""
     r, text = random.Random(0), engine.tokenizer is not None
-    stop = ["\n\nUser:"] if text else None
-    params = SamplingParams(max_tokens=steps + 100, ignore_eos=True, stop=stop, detokenize=text, **SAMPLING[sampling])
+    options: dict[str, Any] = SAMPLING[sampling] | ({"stop": ["\n\nUser:"]} if text else {"detokenize": False, "bad_words": None})
+    params = SamplingParams(max_tokens=steps + 100, ignore_eos=True, **options)
     waiting = {
         engine.add_request(random_ids(r, PROMPT, engine.runner.cfg.vocab_size), params, output_kind="delta")
         for _ in range(engine.config.scheduler.max_num_seqs)

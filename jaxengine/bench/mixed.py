@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace) -> Report:
+    commands = peer.from_arguments(args)
     # Blocks are not reused between repeats of the same prompts: the peers compute every prompt too.
     engine = engine_for(args, max_num_seqs=max(args.requests), max_model_len=256, enable_prefix_caching=False)
-    commands = peer.from_arguments(args)
     workloads = {n: mixed(n, engine.runner.cfg.vocab_size) for n in args.requests}
     variants: dict[Any, Any] = {n: partial(drive, engine, workloads[n]) for n in args.requests}
     for name, command in commands.items():

@@ -36,11 +36,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace) -> Report:
-    length = args.prompt_len
+    peer, length = llama_cpp.from_arguments(args), args.prompt_len
     engine = engine_for(
         args, max_num_seqs=max(args.prompts), max_num_batched_tokens=512, max_model_len=-(-(length + 1) // 64) * 64
     )
-    peer = llama_cpp.from_arguments(args)
     r = random.Random(0)
     variants: dict[Any, Any] = {n: lambda n=n: prefill_s(engine, n, length, r) for n in args.prompts}
     if peer is not None:
