@@ -25,6 +25,7 @@ its own blocks and one argmin over shards decides.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxengine.engine.random_bits import MAX_LANES, MAX_RANDOM_ROUNDS, exponentials
@@ -75,6 +76,7 @@ def _draw_general(
     weights = jnp.exp((x - peak[:, None]) * scale[:, None])
     blocks = split_blocks(weights, 0.0)
     floor = jnp.maximum(batch.min_p, _kth_weight(weights, jnp.where(rows, batch.top_k, 0)))
+    cut = (rows & (floor > 0)).any()
 
     def unfinished(carry):
         turn, _, _, _, done = carry
@@ -82,7 +84,11 @@ def _draw_general(
 
     def step(carry):
         turn, ids, above, total, done = carry
-        sums = jnp.where(blocks > above[:, None, None], blocks, 0.0).sum(-1)
+        sums = lax.cond(
+            (turn > 0) | cut,
+            lambda: jnp.where(blocks > above[:, None, None], blocks, 0.0).sum(-1),
+            lambda: blocks.sum(-1),
+        )
         mass = sums.sum(-1)
         total = jnp.where(turn == 0, mass, total)
         done = done | ((turn > 0) & ((mass < batch.top_p * total) | (mass <= 0)))
@@ -115,21 +121,21 @@ def _kth_weight(weights: jax.Array, k: jax.Array) -> jax.Array:
     Bisection on the bit pattern, which orders non-negative floats; a row stops as soon as exactly k weights
     reach its threshold, which is then as good as the k-th weight itself.
     """
-    patterns = lax.bitcast_convert_type(weights, jnp.int32)
-    top = lax.bitcast_convert_type(jnp.full(k.shape, 1.0, jnp.float32), jnp.int32) + 1
+    above_one = int(np.float32(1).view(np.int32)) + 1
 
     def open_rows(carry):
         low, high = carry
         return (high - low > 1).any()
 
-    def halve(carry):    # at least k patterns are >= low, fewer than k are >= high
+    def halve(carry):    # k or more weights are >= low, fewer than k are >= high
         low, high = carry
         middle = low + (high - low) // 2
-        count = jnp.sum(patterns >= middle[:, None], -1, dtype=jnp.int32)
+        bound = lax.bitcast_convert_type(middle, jnp.float32)[:, None]
+        count = jnp.sum(weights >= bound, -1, dtype=jnp.int32)
         low = jnp.where(count >= k, middle, low)
         return low, jnp.where(count == k, low + 1, jnp.where(count >= k, high, middle))
 
-    low, _ = lax.while_loop(open_rows, halve, (jnp.zeros_like(k), jnp.where(k > 0, top, 1)))
+    low, _ = lax.while_loop(open_rows, halve, (jnp.zeros_like(k), jnp.where(k > 0, above_one, 1)))
     return lax.bitcast_convert_type(low, jnp.float32)
 
 

@@ -23,6 +23,7 @@ from jaxengine.engine.vocab_blocks import pack_bits, peaks, top_k, unpack_bits
 from jaxengine.types import MAX_LOGPROBS
 
 _MAX_COUNT = 32767
+_CPU_CHUNK = 1 << 21     # logits
 
 
 @struct.dataclass
@@ -53,9 +54,9 @@ class ScoreResult:
 
 @struct.dataclass
 class SampleResult:
-    """Sampled ids. `finite` is False where the row's logits hold a NaN or an infinity, or where nothing is allowed;
-    such a row's id lies within the vocabulary but means nothing. The rest is a ScoreResult of `ids` from the
-    full sampler (zeros unless some row asked for it), None from the greedy one."""
+    """Sampled ids. `finite` is False where the row's logits hold a NaN or an infinity, or where nothing is
+    allowed; such a row's id lies within the vocabulary but means nothing. The rest is as in ScoreResult, for
+    `ids`: from the full sampler, in rows that asked for it."""
 
     ids: jax.Array                           # int32[R]
     finite: jax.Array                        # bool[R]
@@ -112,8 +113,27 @@ def greedy(logits: jax.Array, state: SamplerState, slots: jax.Array) -> tuple[Sa
 
 def sample(logits: jax.Array, state: SamplerState, inputs: SampleInputs) -> tuple[SampleResult, SamplerState]:
     """The full sampler on logits float32[R, V]. What no row of the batch uses is skipped at run time."""
-    raw = _gathered(logits)
-    batch = unpack(inputs)
+    raw, batch = _gathered(logits), unpack(inputs)
+    rows, vocab = raw.shape
+    chunk = _chunk_rows(rows, vocab)
+    if chunk == rows:
+        result = _sample_rows(raw, state, batch)
+    else:
+        chunks = jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), (raw, batch))
+        result = lax.map(lambda part: _sample_rows(part[0], state, part[1]), chunks)
+        result = jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), result)
+    return result, _remember(state, batch.slots, result.ids)
+
+
+def _chunk_rows(rows: int, vocab: int) -> int:
+    """Rows to sample at once. On a CPU a few megabytes of logits stay in the cache, and temporary arrays of
+    more than 32 MB would be mapped afresh, page by page, in each call; elsewhere all rows go together."""
+    if jax.default_backend() != "cpu":
+        return rows
+    return max(n for n in range(1, rows + 1) if rows % n == 0 and (n == 1 or n * vocab <= _CPU_CHUNK))
+
+
+def _sample_rows(raw: jax.Array, state: SamplerState, batch: SamplingBatch) -> SampleResult:
     edited = lax.cond(batch.edits.any(), lambda: _edit(raw, state, batch), lambda: raw)
     peak, best = peaks(edited)
     finite = _finite(raw) & jnp.isfinite(peak)
@@ -121,7 +141,7 @@ def sample(logits: jax.Array, state: SamplerState, inputs: SampleInputs) -> tupl
     logprobs = lax.cond(
         batch.wants_logprobs.any(), lambda: _token_logprobs(raw, ids), lambda: _no_logprobs(len(raw))
     )
-    return SampleResult(ids, finite, **vars(logprobs)), _remember(state, batch.slots, ids)
+    return SampleResult(ids, finite, **vars(logprobs))
 
 
 def score(logits: jax.Array, targets: jax.Array) -> ScoreResult:

@@ -151,7 +151,12 @@ class RowTemplate:
     @property
     def changes(self) -> bool:
         """Whether the row may carry a bias or a mask, so that each step must look at it."""
-        return bool(self.bias or self.min_tokens or self.bad_words or self.allowed is not None)
+        return bool(self.bias or self.follows_output or self.allowed is not None)
+
+    @property
+    def follows_output(self) -> bool:
+        """Whether the row depends on the output so far."""
+        return bool(self.min_tokens or self.bad_words)
 
     @classmethod
     def pack(

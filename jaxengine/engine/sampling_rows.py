@@ -45,6 +45,7 @@ class RowBuilder:
         self._rows = np.tile(self._greedy.row, (max_num_seqs + 1, 1))
         self._rows[:, SLOT] = np.arange(max_num_seqs + 1)
         self._owner = [-1] * max_num_seqs                # seq_id whose row the slot holds
+        self._changing: dict[int, RowTemplate] = {}      # slots whose bias or mask each step must look at
 
     def admit(
         self, seq: types.Sequence, eos_token_ids: Iterable[int] = (), bad_words: Sequence[Sequence[int]] = ()
@@ -67,38 +68,32 @@ class RowBuilder:
         masks: allowed tokens uint32[ceil(V/32)] by row, a grammar's for instance, on top of the request's
         own allowed_token_ids. The arrays are fresh: the device may still read those of the step before.
         """
-        slots = np.full(bucket, len(self._owner))
-        slots[:len(samples)] = [s.slot for s in samples]
-        templates = [self._templates.get(s.seq.seq_id, self._greedy) for s in samples]
-        for sample, template in zip(samples, templates, strict=True):
-            if self._owner[sample.slot] != sample.seq.seq_id:
-                self._owner[sample.slot] = sample.seq.seq_id
-                self._rows[sample.slot] = template.row
-                self._rows[sample.slot, SLOT] = sample.slot
-        rows = self._rows[slots]
-        rows[:len(samples), POSITION] = [s.position for s in samples]
-        changing = [row for row, template in enumerate(templates) if template.changes]
-        bias = self._biases(rows, samples, templates, changing)
-        return SampleInputs(rows, bias, self._masks(rows, templates, changing, masks or {}))
+        slots = [s.slot for s in samples]
+        for slot, sample in zip(slots, samples, strict=True):
+            if self._owner[slot] != sample.seq.seq_id:
+                self._take_slot(slot, sample.seq.seq_id)
+        index = np.full(bucket, len(self._owner))
+        index[:len(slots)] = slots
+        rows = self._rows[index]
+        rows[:len(slots), POSITION] = [s.position for s in samples]
+        changing: dict[int, RowTemplate] = {}
+        if not self._changing.keys().isdisjoint(slots):
+            changing = {row: self._changing[slot] for row, slot in enumerate(slots) if slot in self._changing}
+        return SampleInputs(rows, _biases(rows, samples, changing), self._masks(rows, changing, masks or {}))
 
-    def _biases(
-        self, rows: np.ndarray, samples: Sequence[Sampled], templates: list[RowTemplate], changing: list[int]
-    ) -> np.ndarray | None:
-        bias = None
-        for row in changing:
-            entries = templates[row].bias_entries(samples[row].seq.output_token_ids)
-            if entries:
-                bias = _empty_bias(len(rows)) if bias is None else bias
-                ids, values = zip(*entries, strict=True)
-                bias[row, 0, :len(ids)] = ids
-                bias[row, 1, :len(ids)].view(np.float32)[:] = values
-                rows[row, FLAGS] |= BIASED
-        return bias
+    def _take_slot(self, slot: int, seq_id: int) -> None:
+        template = self._templates.get(seq_id, self._greedy)
+        self._owner[slot] = seq_id
+        self._rows[slot] = template.row
+        self._rows[slot, SLOT] = slot
+        self._changing.pop(slot, None)
+        if template.changes:
+            self._changing[slot] = template
 
     def _masks(
-        self, rows: np.ndarray, templates: list[RowTemplate], changing: list[int], masks: Mapping[int, np.ndarray]
+        self, rows: np.ndarray, changing: dict[int, RowTemplate], masks: Mapping[int, np.ndarray]
     ) -> np.ndarray | None:
-        own = {row: mask for row in changing if (mask := templates[row].allowed) is not None}
+        own = {row: template.allowed for row, template in changing.items() if template.allowed is not None}
         if not own and not masks:
             return None
         mask = _empty_mask(len(rows), self._vocab_size)
@@ -107,6 +102,19 @@ class RowBuilder:
             mask[row] = both[0] if len(both) == 1 else both[0] & both[1]
             rows[row, FLAGS] |= MASKED
         return mask
+
+
+def _biases(rows: np.ndarray, samples: Sequence[Sampled], changing: dict[int, RowTemplate]) -> np.ndarray | None:
+    bias = None
+    for row, template in changing.items():
+        entries = template.bias_entries(samples[row].seq.output_token_ids if template.follows_output else ())
+        if entries:
+            bias = _empty_bias(len(rows)) if bias is None else bias
+            ids, values = zip(*entries, strict=True)
+            bias[row, 0, :len(ids)] = ids
+            bias[row, 1, :len(ids)].view(np.float32)[:] = values
+            rows[row, FLAGS] |= BIASED
+    return bias
 
 
 class InputPlacer:

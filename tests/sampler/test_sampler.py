@@ -1,6 +1,6 @@
 """The sampler's functions: independence of rows, edits, log-probabilities, flags and state."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 import scipy.special
@@ -43,6 +43,23 @@ def test_a_row_does_not_see_its_neighbours(options: dict, rng: np.random.Generat
         assert int(result.ids[5]) == int(alone.ids[position])
         assert int(result.ids[0]) == mixed[0].argmax()
         assert int(result.ids[7]) in (5, 6)
+
+
+def test_rows_in_chunks_are_the_same_rows(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """A CPU samples a large vocabulary a few rows at a time."""
+    logits = random_logits(rng, 8)
+    options = [{}, {"top_k": 3}, {"top_p": 0.5}, {"repetition_penalty": 1.4}, {"logprobs": 3}, {"temperature": 0.0},
+               {"logit_bias": {1: 50.0}}, {"allowed_token_ids": [5, 6]}]
+    batch = rows_of(*(same_rows(SamplingParams(seed=i, **o), np.full(8, 9), rows=8) for i, o in enumerate(options)))
+    whole, state = call("sample", logits, sampler.init_state(8, VOCAB), batch)
+    monkeypatch.setattr(sampler, "_CPU_CHUNK", 3 * VOCAB)
+    chunks, chunk_state = jax.jit(sampler.sample)(logits, sampler.init_state(8, VOCAB), batch)
+    assert sampler._chunk_rows(8, VOCAB) == 2
+    for one, two in zip(jax.tree.leaves(state), jax.tree.leaves(chunk_state), strict=True):
+        np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(whole.ids, chunks.ids)
+    for name in ("logprob", "rank", "top_ids", "top_logprobs"):
+        np.testing.assert_allclose(getattr(whole, name)[4], getattr(chunks, name)[4], atol=1e-6)
 
 
 def test_greedy_is_the_first_best(rng: np.random.Generator) -> None:
@@ -157,8 +174,8 @@ def check_logprobs(result: sampler.SampleResult | sampler.ScoreResult, logits: n
 
 
 def test_a_vocabulary_shorter_than_the_lists() -> None:
-    logits = jnp.arange(10, dtype=jnp.float32)[None] * jnp.ones((2, 1))
-    result = sampler.score(logits, jnp.array([9, 0], jnp.int32))
+    logits = np.tile(np.arange(10, dtype=np.float32), (2, 1))
+    result = call("score", logits, np.array([9, 0], np.int32))
     assert np.asarray(result.top_ids)[0, :10].tolist() == list(range(9, -1, -1))
     assert np.isneginf(np.asarray(result.top_logprobs)[:, 10:]).all()
     assert np.asarray(result.top_ids).max() < 10
