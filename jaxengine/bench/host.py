@@ -86,8 +86,8 @@ def _engine(sequences: int, tokenizer: Tokenizer | None) -> Engine:
 def start(engine: Engine, sampling: str, steps: int) -> None:
     """Fills the engine and steps until every sequence decodes."""
     r, text = random.Random(0), engine.tokenizer is not None
-    options: dict[str, Any] = SAMPLING[sampling] | ({"stop": ["\n\nUser:"]} if text else {"detokenize": False, "bad_words": None})
-    params = SamplingParams(max_tokens=steps + 100, ignore_eos=True, **options)
+    output: dict[str, Any] = {"stop": ["\n\nUser:"]} if text else {"detokenize": False, "bad_words": None}
+    params = SamplingParams(max_tokens=steps + 100, ignore_eos=True, **(SAMPLING[sampling] | output))
     waiting = {
         engine.add_request(random_ids(r, PROMPT, engine.runner.cfg.vocab_size), params, output_kind="delta")
         for _ in range(engine.config.scheduler.max_num_seqs)
