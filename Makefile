@@ -33,8 +33,8 @@ lint: setup-dev  ## ruff and pyright
 	@.venv/bin/ruff check .
 	@.venv/bin/pyright
 
-bench: setup-dev  ## measure (ARGS=... goes to jaxengine bench)
-	@.venv/bin/jaxengine bench $(ARGS)
+bench: setup-dev  ## measure speed (ARGS="decode --help" and the like; all of it by default)
+	@.venv/bin/jaxengine bench $(or $(ARGS),all)
 
 clean:  ## remove .venv and what tools leave behind
 	rm -rf .venv .venv-floor build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
