@@ -7,6 +7,8 @@ from pathlib import Path
 import jax
 from jaxlib import version as jaxlib_version
 
+from jaxengine.layers import host_cpu
+
 
 def enable(directory: str | None) -> Path | None:
     """Points JAX at a cache folder, keyed by jaxlib's version, the platform and this CPU's features.
@@ -28,9 +30,5 @@ def enable(directory: str | None) -> Path | None:
 
 
 def _cpu_key() -> str:
-    features = platform.machine() + platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return hashlib.blake2b(features.encode(), digest_size=6).hexdigest()
+    described = " ".join([platform.machine(), platform.processor(), *sorted(host_cpu.features())])
+    return hashlib.blake2b(described.encode(), digest_size=6).hexdigest()

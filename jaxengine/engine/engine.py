@@ -243,7 +243,7 @@ class Engine:
 
     def _take(self, seq: Sequence, state: RequestState, result: HostResult, i: int, now: float) -> None:
         if not result.finite[i]:
-            state.error = "the model produced a logit that is not finite"
+            state.error = "a logit of the model is not finite, or no token is allowed"
             self.scheduler.finish(seq, FinishReason.ERROR, register=False)
             return
         token_id = result.token_ids[i]

@@ -48,7 +48,8 @@ class MemoryPlan:
         return (
             f"weights   {self.weight_bytes / 1e6:10.1f} MB\n"
             f"KV pool   {self.pool_bytes / 1e6:10.1f} MB  {self.num_blocks} blocks of {self.block_size} tokens: "
-            f"{self.pool_tokens} tokens, {self.kv_cache_dtype}, {self.block_bytes / self.block_size / 1e3:.1f} kB a token\n"
+            f"{self.pool_tokens} tokens, {self.kv_cache_dtype}, "
+            f"{self.block_bytes / self.block_size / 1e3:.1f} kB a token\n"
             f"reckoned  {self.reckoned}"
         )
 

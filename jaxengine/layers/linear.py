@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
+from jaxengine.layers.host_cpu import multiplies_bf16
 from sharding import spec
+
+WIDEN_ROWS = 256
 
 
 def linear(x: jax.Array, weight: jax.Array, out: tuple[str | None, ...]) -> jax.Array:
@@ -24,13 +27,29 @@ def linear(x: jax.Array, weight: jax.Array, out: tuple[str | None, ...]) -> jax.
 
     def local(x: jax.Array, weight: jax.Array) -> jax.Array:
         kept, contracted = weight.shape[: weight.ndim - num_in], x.shape[1:]
-        y = jnp.einsum("tk,nk->tn", x.reshape(x.shape[0], -1), weight.reshape(-1, math.prod(contracted)))
+        y = _dot(x.reshape(x.shape[0], -1), weight.reshape(-1, math.prod(contracted)))
         if split:
             y = jax.lax.psum(y, split)
         return y.reshape(x.shape[0], *kept)
 
     in_specs = (PartitionSpec(*spec("tokens"), *in_axes), weight_axes)
     return jax.shard_map(local, in_specs=in_specs, out_specs=spec(*out), check_vma=False)(x, weight)
+
+
+def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [T, K] with weight [N, K] -> [T, N] in x's dtype."""
+    def plain(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return jnp.einsum("tk,nk->tn", x, weight)
+
+    def widened(x: jax.Array, weight: jax.Array) -> jax.Array:
+        wide = jax.lax.optimization_barrier(weight.astype(jnp.float32))
+        return plain(x.astype(jnp.float32), wide).astype(x.dtype)
+
+    # A CPU without bfloat16 instructions multiplies float32 faster (measured on Zen 3: 111 against 80
+    # GFLOP/s at 512 rows), and from some hundred rows on that pays for widening the weight on the way.
+    if x.dtype != jnp.bfloat16 or x.shape[0] < WIDEN_ROWS or multiplies_bf16():
+        return plain(x, weight)
+    return jax.lax.platform_dependent(x, weight, cpu=widened, default=plain)
 
 
 def _mesh_axes(dims: tuple[str | tuple[str, ...] | None, ...]) -> tuple[str, ...]:
