@@ -1,6 +1,8 @@
 """Converted checkpoints hold the same parameters, and no half-written one ever opens."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,12 +188,24 @@ def test_an_orbax_checkpoint_must_fit_its_config(orbax: Path, tmp_path: Path) ->
             load(copy)
 
 
+LOAD = """
+import sys
+from jaxengine.checkpoint import load_params, open_checkpoint
+from jaxengine.models import llama
+from sharding import make_mesh
+checkpoint = open_checkpoint(sys.argv[1])
+cfg = llama.Config.from_published(checkpoint.config)
+try:
+    load_params(checkpoint, llama, cfg, make_mesh(), "float32", progress=False)
+except ValueError as error:
+    print(error)
+"""
+
+
 def test_a_damaged_orbax_checkpoint_is_named(orbax: Path, tmp_path: Path) -> None:
+    """In a process of its own: Orbax abandons the reads that were under way, and they complain much later."""
     copy = copy_of(orbax, tmp_path)
     data = max((path for path in (copy / "params").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     data.write_bytes(data.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="the parameters could not be read"):
-        load(copy)
-    data.unlink()
-    with pytest.raises(ValueError, match="the parameters could not be read"):
-        load(copy)
+    said = subprocess.run([sys.executable, "-c", LOAD, copy], capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"{copy}: the parameters could not be read")

@@ -211,12 +211,11 @@ def private():
 def load():
     checkpoint = open_checkpoint(sys.argv[1], progress=False)
     cfg = llama.Config.from_published(checkpoint.config)
-    sys.setswitchinterval(1e-4)
     before, peak, done = private(), [0], threading.Event()
     def watch():
         while not done.is_set():
             peak[0] = max(peak[0], private())
-            time.sleep(0.001)
+            time.sleep(0.005)
     watcher = threading.Thread(target=watch)
     watcher.start()
     params = jax.block_until_ready(load_params(checkpoint, llama, cfg, make_mesh(), "bfloat16", progress=False))
@@ -241,3 +240,5 @@ def test_memory_stays_within_weights_and_two_tensors(kind: str, smollm2: str, tm
     rise, weights, two_tensors = map(int, run(MEMORY, model, *(["orbax"] if kind == "orbax" else [])).split())
     assert weights < rise + 2**20      # the measurement saw the weights themselves
     assert rise <= weights + two_tensors
+    if kind == "gguf":      # converted in slices: not even one tensor is whole in float32
+        assert rise <= weights + two_tensors // 4
