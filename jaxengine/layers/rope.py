@@ -35,7 +35,8 @@ class RopeConfig:
 def rope_angles(positions: jax.Array, config: RopeConfig) -> Angles:
     """positions int32[T] -> cos and sin; computed once per step and theta."""
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(config.inverse_frequencies())[None, :]
-    return jnp.cos(angles) * config.magnitude, jnp.sin(angles) * config.magnitude
+    # The barrier keeps XLA from fusing cos and sin into every layer, once for each head.
+    return jax.lax.optimization_barrier((jnp.cos(angles) * config.magnitude, jnp.sin(angles) * config.magnitude))
 
 
 def apply_rope(x: jax.Array, angles: Angles) -> jax.Array:
