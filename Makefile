@@ -18,10 +18,10 @@ help:   ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 setup:  ## make .venv and install the engine (again only when pyproject.toml changed)
-	@scripts/setup gguf
+	@.ci/setup gguf
 
 setup-dev:  ## the same with what the tests and linters need
-	@scripts/setup gguf,dev
+	@.ci/setup gguf,dev
 
 serve: setup  ## chat with the demo model (MODEL=... for another); prompts come from standard input
 	@.venv/bin/jaxengine chat $(MODEL) $(ARGS)
