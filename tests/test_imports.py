@@ -14,11 +14,12 @@ MAY_IMPORT = {
     "sharding": (),
     "jaxengine": ("jaxengine.types", "jaxengine.config", "jaxengine.engine"),      # the facade, lazily
     "jaxengine.types": (),
+    "jaxengine.host_cpu": (),
     "jaxengine.config": (),
     "jaxengine.generation_defaults": ("jaxengine.types",),
     "jaxengine.scheduler": ("jaxengine.types", "jaxengine.config"),
     "jaxengine.arrays": ("pallas_kernels",),
-    "jaxengine.layers": ("jaxengine.arrays", "sharding"),
+    "jaxengine.layers": ("jaxengine.arrays", "jaxengine.host_cpu", "sharding"),
     "jaxengine.layers.attention": ("jaxengine.arrays", "jaxengine.layers", "sharding", "pallas_kernels"),
     "jaxengine.layers.moe": ("jaxengine.arrays", "jaxengine.layers", "sharding", "pallas_kernels"),
     "jaxengine.models": ("jaxengine.arrays", "jaxengine.layers", "sharding"),
@@ -26,7 +27,8 @@ MAY_IMPORT = {
     "jaxengine.tokenizer": ("jaxengine.checkpoint", "jaxengine.config", "jaxengine.types"),
     "jaxengine.engine": (
         "jaxengine.arrays", "jaxengine.checkpoint", "jaxengine.config", "jaxengine.generation_defaults",
-        "jaxengine.models", "jaxengine.scheduler", "jaxengine.tokenizer", "jaxengine.types", "pallas_kernels",
+        "jaxengine.host_cpu", "jaxengine.models", "jaxengine.scheduler", "jaxengine.tokenizer", "jaxengine.types",
+        "pallas_kernels",
         "sharding",
     ),
     "jaxengine.bench": ("jaxengine", "pallas_kernels", "sharding"),

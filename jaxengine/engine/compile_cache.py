@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 from jaxlib import version as jaxlib_version
 
-from jaxengine.layers import host_cpu
+from jaxengine import host_cpu
 
 
 def enable(directory: str | None) -> Path | None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
-from jaxengine.layers.host_cpu import multiplies_bf16
+from jaxengine.host_cpu import multiplies_bf16
 from sharding import spec
 
 WIDEN_ROWS = 256
