@@ -50,8 +50,9 @@ class SchedulerConfig:
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is smaller than max_num_seqs={self.max_num_seqs}: "
-                "a step could not decode every running sequence; raise the one or lower the other"
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is smaller than "
+                f"max_num_seqs={self.max_num_seqs}: a step could not decode every running sequence; "
+                "raise the one or lower the other"
             )
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
@@ -107,7 +108,7 @@ class EngineConfig:
 
         Raises ValueError naming an option that does not exist.
         """
-        parts = {f.name: f.default_factory for f in fields(cls) if f.name in ("cache", "scheduler", "parallel", "compile")}
+        parts = {f.name: f.default_factory for f in fields(cls) if is_dataclass(f.default_factory)}
         groups: dict[str, dict[str, Any]] = {name: {} for name in parts}
         top: dict[str, Any] = {}
         for name, value in options.items():

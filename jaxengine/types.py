@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
 MAX_LOGPROBS = 20
@@ -109,7 +109,7 @@ def _number(name: str, value: Any, low: float, high: float, open_low: bool = Fal
         raise ValueError(f"{name}={value!r} must be a number in {'(' if open_low else '['}{low}, {high}]")
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     STOP = "stop"        # end of sequence, a stop token or a stop string
     LENGTH = "length"    # max_tokens or the context's end
     ABORT = "abort"
@@ -157,9 +157,9 @@ class Sequence:
     index: int = 0                                        # which of the request's n sequences
     token_ids: list[int] = field(default_factory=list)    # prompt, then known output ids
     num_pending: int = 0
-    num_computed_tokens: int = 0                          # tokens whose KV is (or will be, once planned steps ran) in the pool
+    num_computed_tokens: int = 0                          # tokens whose KV is in the pool once planned steps ran
     num_cached_tokens: int = 0                            # prompt tokens taken from the prefix cache at first admission
-    max_num_tokens: int = 0                               # prompt and output end here; the scheduler sets it, see its `add`
+    max_num_tokens: int = 0                               # prompt and output end here; set by the scheduler's `add`
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)   # chained digests of full blocks of known ids
     num_registered_blocks: int = 0                        # leading blocks that the prefix cache has seen

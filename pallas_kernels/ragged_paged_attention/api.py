@@ -75,7 +75,7 @@ def _check(q, k, v, kv, metadata, sinks, max_q_len) -> None:
         raise ValueError(f"k {k.shape} and v {v.shape} must both be [T, K, H] = {(T, K, H)} beside q {q.shape}")
     if kv.k.shape != kv.v.shape or kv.k.shape[1] != K or kv.k.shape[2] % H:
         raise ValueError(
-            f"the pool's k {kv.k.shape} and v {kv.v.shape} must be [P, K, C * H] with K={K} and H={H}; see kv_layer_spec"
+            f"the pool's k {kv.k.shape} and v {kv.v.shape} must be [P, K, C * H], K={K} and H={H}; see kv_layer_spec"
         )
     quantized = kv.k.dtype in QUANTIZED
     if quantized != (kv.k_scale is not None and kv.v_scale is not None):

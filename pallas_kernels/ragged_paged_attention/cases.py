@@ -63,8 +63,11 @@ def build(case: Case, seed: int = 0) -> Inputs:
              for table, (n, _) in zip(tables, case.seqs, strict=False)]
     old = np.concatenate([s[: n - q] for s, (n, q) in zip(slots, case.seqs, strict=True)])
     kv = _poisoned_pool(case, num_blocks)
-    history = (np.concatenate([x[: n - q] for x, (n, q) in zip(xs, case.seqs, strict=True)]) for xs in (keys, values))
-    kv = write(kv, *(jnp.asarray(x) for x in history), jnp.asarray(old, jnp.int32))
+    old_keys, old_values = (
+        jnp.asarray(np.concatenate([x[: n - q] for x, (n, q) in zip(xs, case.seqs, strict=True)]))
+        for xs in (keys, values)
+    )
+    kv = write(kv, old_keys, old_values, jnp.asarray(old, jnp.int32))
 
     q_lens = np.array([q for _, q in case.seqs] + [0] * case.padding_seqs)
     padding = case.padding_seqs * case.max_q_len if case.max_q_len else case.padding_tokens
@@ -147,7 +150,7 @@ CASES = (
     replace(DECODE, name="several-queries", seqs=((37, 3), (3, 3), (128, 3)), padding_seqs=1, max_q_len=3),
     replace(MIXED, name="mixed-empty-slots", padding_seqs=4),
     replace(MIXED, name="only-decodes", seqs=((37, 1), (90, 1)), padding_seqs=2, padding_tokens=6),
-    replace(MIXED, name="many-decodes", seqs=tuple((9 * i + 1, 1) for i in range(20)) + ((40, 20),), max_blocks=12),
+    replace(MIXED, name="many-decodes", seqs=(*((9 * i + 1, 1) for i in range(20)), (40, 20)), max_blocks=12),
     replace(MIXED, name="whole-prompts", seqs=((150, 150), (64, 64), (65, 65), (2, 2)), padding_tokens=0),
     replace(MIXED, name="continued-prompts", seqs=((600, 50), (333, 70), (64, 32)), max_blocks=40),
     replace(MIXED, name="mixed-mha", num_heads=3, num_kv_heads=3),

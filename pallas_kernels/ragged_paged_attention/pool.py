@@ -39,7 +39,7 @@ def kv_layer_spec(
     """Shape, dtype and logical axes of each array of a KVLayer; the pool is allocated from this."""
     axes = ("blocks", "kv_heads", None)
     data = ((num_blocks, num_kv_heads, block_size * head_dim), dtype, axes)
-    spec = {"k": data, "v": data}
+    spec: dict[str, ArraySpec] = {"k": data, "v": data}
     if np.dtype(dtype) in QUANTIZED:
         scale = ((num_blocks, num_kv_heads, block_size), jnp.float32, axes)
         spec |= {"k_scale": scale, "v_scale": scale}

@@ -17,9 +17,11 @@ from jax import lax
 
 from pallas_kernels.ragged_paged_attention.pool import KVLayer, write
 
-KV_CHUNK = 256          # tokens gathered at once
+KV_CHUNK = 128          # tokens of a sequence gathered at once
+MANY_SEQS = 16          # sequences attended together from which half a chunk is better: less past their ends
 Q_TILE = 64             # prefill queries of one sequence attended together
 DECODE_GROUP = 16       # decoding sequences of a mixed batch attended together
+WIDE_QUERIES = 32       # queries of one KV head from which float32 dots pay
 LOWEST = -1e30          # a running maximum before any score; finite, so that exp(-inf - it) is 0
 
 
@@ -38,42 +40,44 @@ def ragged_paged_attention(
     """See api.ragged_paged_attention."""
     kv = write(kv, k, v, metadata.slot_mapping)
     scoring = Scoring(scale, sliding_window, softcap, sinks)
-    tables = _whole_chunks(metadata.block_tables, kv, q.shape[2])
     if max_q_len is not None:
-        out = _uniform(q, kv, tables, metadata.kv_lens, max_q_len, scoring)
-    else:
-        out = _mixed(q, kv, tables, metadata, scoring)
-    return out, kv
+        return _uniform(q, kv, metadata, max_q_len, scoring), kv
+    return _mixed(q, kv, metadata, scoring), kv
 
 
-def _whole_chunks(tables: jax.Array, kv: KVLayer, head_dim: int) -> jax.Array:
-    """Pads block tables [B, M] to whole chunks: a dynamic slice past the end would be moved, not cut."""
-    per_chunk = max(1, KV_CHUNK * head_dim // kv.k.shape[2])
-    per_chunk = min(per_chunk, tables.shape[1])
-    return jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % per_chunk))).reshape(tables.shape[0], -1, per_chunk)
+def _chunked(tables: jax.Array, block_size: int, num_seqs: int) -> jax.Array:
+    """Block tables [B, M] -> [B, chunks, blocks of a chunk] for `num_seqs` sequences attended together.
+
+    Padded to whole chunks: a dynamic slice past the end would be moved, not cut.
+    """
+    tokens = KV_CHUNK if num_seqs < MANY_SEQS else KV_CHUNK // 2
+    blocks = min(max(1, tokens // block_size), tables.shape[1])
+    return jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % blocks))).reshape(tables.shape[0], -1, blocks)
 
 
-def _uniform(q, kv, tables, kv_lens, num_q, scoring):
+def _uniform(q, kv, metadata, num_q, scoring):
     """Every sequence has num_q queries: q [B * num_q, N, H] -> the same shape."""
-    B = kv_lens.shape[0]
-    positions = kv_lens[:, None] - num_q + jnp.arange(num_q)[None, :]
+    B = metadata.kv_lens.shape[0]
+    tables = _chunked(metadata.block_tables, kv.k.shape[2] // q.shape[2], B)
+    positions = metadata.kv_lens[:, None] - num_q + jnp.arange(num_q)[None, :]
     out = _attend(q.reshape(B, num_q, *q.shape[1:]), kv, tables, positions, scoring)
     return out.reshape(q.shape)
 
 
-def _mixed(q, kv, tables, metadata, scoring):
+def _mixed(q, kv, metadata, scoring):
     """Decodes in groups, then prefill tiles, each by a loop that runs as often as there is work."""
     T = q.shape[0]
     span = max(Q_TILE, DECODE_GROUP)
     q = jnp.pad(q, ((0, span), (0, 0), (0, 0)))          # so that no slice at the end is moved
     out = jnp.zeros_like(q)
-    out = _decode_groups(q, out, kv, tables, metadata, scoring)
-    out = _prefill_tiles(q, out, kv, tables, metadata, scoring)
+    out = _decode_groups(q, out, kv, metadata, scoring)
+    out = _prefill_tiles(q, out, kv, metadata, scoring)
     return out[:T]
 
 
-def _decode_groups(q, out, kv, tables, metadata, scoring):
+def _decode_groups(q, out, kv, metadata, scoring):
     """Attends the first num_decodes sequences, whose queries are the first flat tokens."""
+    tables = _chunked(metadata.block_tables, kv.k.shape[2] // q.shape[2], DECODE_GROUP)
     tables = jnp.pad(tables, ((0, DECODE_GROUP), (0, 0), (0, 0)))
     kv_lens = jnp.pad(metadata.kv_lens, (0, DECODE_GROUP))
 
@@ -91,13 +95,14 @@ def _decode_groups(q, out, kv, tables, metadata, scoring):
     return lax.fori_loop(0, _ceil_div(metadata.num_decodes, DECODE_GROUP), group, out)
 
 
-def _prefill_tiles(q, out, kv, tables, metadata, scoring):
+def _prefill_tiles(q, out, kv, metadata, scoring):
     """Attends the sequences from num_decodes on, Q_TILE queries of one sequence at a time.
 
     A sequence's last tile runs over into what follows it. Tiles go in ascending order, so the next one
     overwrites that.
     """
     cu, kv_lens = metadata.cu_q_lens, metadata.kv_lens
+    tables = _chunked(metadata.block_tables, kv.k.shape[2] // q.shape[2], 1)
     prefills = jnp.arange(kv_lens.shape[0]) >= metadata.num_decodes
     tiles = jnp.where(prefills, _ceil_div(cu[1:] - cu[:-1], Q_TILE), 0)
     ends = jnp.cumsum(tiles)
@@ -128,7 +133,7 @@ def _attend(
     K = kv.k.shape[1]
     Q = t * N // K
     S = tables.shape[2] * kv.k.shape[2] // H
-    dtype = jnp.promote_types(q.dtype, kv.k.dtype) if kv.k_scale is None else q.dtype
+    dtype = _dot_dtype(q, kv, Q)
     packed = q.reshape(R, t, K, N // K, H).transpose(0, 2, 3, 1, 4).reshape(R, K, Q, H).astype(dtype)
     packed_positions = jnp.broadcast_to(positions[:, None, :], (R, N // K, t)).reshape(R, 1, Q, 1)
 
@@ -154,6 +159,17 @@ def _attend(
     total = jnp.where(total > 0, total, 1.0)[..., None]
     out = jnp.where(packed_positions >= 0, acc / total, 0.0).astype(q.dtype)
     return out.reshape(R, K, N // K, t, H).transpose(0, 3, 1, 2, 4).reshape(R, t, N, H)
+
+
+def _dot_dtype(q: jax.Array, kv: KVLayer, Q: int) -> Any:
+    """The dtype of the dots, which accumulate in float32 in any case.
+
+    Few queries a key: memory decides, so keys stay as they are stored. Many: widening each key once is cheap,
+    and float32 dots are the fastest on CPUs without bf16 instructions, and more exact.
+    """
+    if Q >= WIDE_QUERIES:
+        return jnp.float32
+    return jnp.promote_types(q.dtype, kv.k.dtype) if kv.k_scale is None else q.dtype
 
 
 def _start(sinks, R, K, t, G, H):
