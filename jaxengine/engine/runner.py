@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import weakref
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,8 @@ def _wait_for_all() -> None:
     for runner in list(_ALIVE):
         runner.wait()
 
+log = logging.getLogger(__name__)
+
 
 class Runner:
     """Compiles and calls the steps. Made before the weights are loaded, so that both happen at once."""
@@ -43,6 +46,11 @@ class Runner:
         self.cache_folder = compile_cache.enable(config.compile.cache_dir)
         params = abstract_params(family.param_specs(cfg), dtype, mesh)
         self.memory: MemoryPlan = plan_memory(cfg, params, config, max_model_len, dtype, mesh)
+        if self.memory.pool_tokens < max_model_len:
+            log.warning(
+                "the KV pool holds %d tokens, fewer than max_model_len=%d: longer sequences end there (%s)",
+                self.memory.pool_tokens, max_model_len, self.memory.reckoned,
+            )
         self.backend, self.backend_reason = resolve_backend(
             config.attention_backend, platform=mesh.devices.flat[0].platform, head_dim=cfg.head_dim,
             block_size=config.cache.block_size, dtype=jnp.dtype(self.memory.kv_cache_dtype),
