@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxengine.checkpoint import Checkpoint, load_params, open_checkpoint
 from jaxengine.config import EngineConfig
@@ -14,7 +16,7 @@ from jaxengine.engine.runner import Runner
 from jaxengine.generation_defaults import default_sampling
 from jaxengine.models.registry import family
 from jaxengine.tokenizer import load_tokenizer
-from sharding import make_mesh
+from sharding import check_mesh, make_mesh
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def load_engine(
     cfg = module.Config.from_published(checkpoint.config)
     dtype = jnp.dtype(checkpoint.dtype if config.dtype == "auto" else config.dtype)
     max_model_len = _max_model_len(config, cfg)
-    mesh = make_mesh(kv=config.parallel.tensor_parallel_size)
+    mesh = _mesh(config.parallel.tensor_parallel_size, cfg.num_kv_heads)
+    check_mesh(module.param_specs(cfg), mesh)
     runner = Runner(module, cfg, config, mesh, dtype, max_model_len)
     runner.start_compiling()
     try:
@@ -59,3 +62,9 @@ def _max_model_len(config: EngineConfig, cfg: Any) -> int:
     if wanted is not None and wanted > cfg.max_position_embeddings:
         raise ValueError(f"max_model_len={wanted} is longer than the model's {cfg.max_position_embeddings} positions")
     return wanted or cfg.max_position_embeddings
+
+
+def _mesh(tensor_parallel_size: int, num_kv_heads: int) -> Mesh:
+    """Splits KV heads as far as they go, then the query heads that share one."""
+    kv = math.gcd(tensor_parallel_size, num_kv_heads)
+    return make_mesh(kv=kv, group=tensor_parallel_size // kv)
