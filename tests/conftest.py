@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 from jaxengine.checkpoint import gemma_terms_accepted
 
 ACCELERATORS = ("gpu", "tpu")
+# All of these run on the oldest supported jax too: they are where its versions differ. Elsewhere a marker says so.
+FLOOR_FOLDERS = {"models", "sampler"}
 
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("dev"), derandomize=True, print_blob=True)
@@ -30,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = _asked_for(config)
     for item in items:
+        if item.path.parent.name in FLOOR_FOLDERS:
+            item.add_marker(pytest.mark.floor)
         for name in ACCELERATORS:
             if item.get_closest_marker(name) and name != asked:
                 item.add_marker(pytest.mark.skip(reason=f"needs a {name.upper()}: pytest -m {name}"))
