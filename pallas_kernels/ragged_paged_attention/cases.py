@@ -124,7 +124,7 @@ def _leading_ones(q_lens: np.ndarray) -> int:
 
 
 DECODE = Case("decode", ((37, 1), (1, 1), (128, 1), (16, 1), (17, 1)), max_q_len=1)
-MIXED = Case("mixed", ((37, 1), (90, 1), (70, 70), (3, 3), (100, 33)), padding_tokens=5)
+MIXED = Case("mixed", ((37, 1), (90, 1), (70, 70), (3, 3), (100, 33)), padding_seqs=1, padding_tokens=5)
 
 CASES = (
     DECODE,
@@ -148,13 +148,12 @@ CASES = (
     replace(DECODE, name="decode-int8", kv_dtype=jnp.int8),
     replace(DECODE, name="decode-fp8", kv_dtype=jnp.float8_e4m3fn, padding_seqs=1),
     replace(DECODE, name="several-queries", seqs=((37, 3), (3, 3), (128, 3)), padding_seqs=1, max_q_len=3),
-    replace(MIXED, name="mixed-empty-slots", padding_seqs=4),
     replace(MIXED, name="only-decodes", seqs=((37, 1), (90, 1)), padding_seqs=2, padding_tokens=6),
     replace(MIXED, name="many-decodes", seqs=(*((9 * i + 1, 1) for i in range(20)), (40, 20)), max_blocks=12),
     replace(MIXED, name="whole-prompts", seqs=((150, 150), (64, 64), (65, 65), (2, 2)), padding_tokens=0),
     replace(MIXED, name="continued-prompts", seqs=((600, 50), (333, 70), (64, 32)), max_blocks=40),
     replace(MIXED, name="mixed-mha", num_heads=3, num_kv_heads=3),
-    replace(MIXED, name="mixed-group-of-3", num_heads=9, num_kv_heads=3),
+    replace(MIXED, name="mixed-group-of-3", num_heads=9, num_kv_heads=3, padding_seqs=0, padding_tokens=0),
     replace(MIXED, name="mixed-wide-heads", num_heads=4, num_kv_heads=1, head_dim=256),
     replace(MIXED, name="mixed-window", sliding_window=24),
     replace(MIXED, name="mixed-window-skips-chunks", seqs=((700, 1), (650, 90)), sliding_window=40, max_blocks=44),
@@ -162,4 +161,17 @@ CASES = (
     replace(MIXED, name="mixed-bfloat16", dtype=jnp.bfloat16),
     replace(MIXED, name="mixed-int8", kv_dtype=jnp.int8),
     replace(MIXED, name="mixed-fp8-bfloat16", dtype=jnp.bfloat16, kv_dtype=jnp.float8_e4m3fn),
+)
+
+# What a benchmark or a tuner runs, here with the heads of a small Llama; replace() brings other heads in.
+STEP = Case("step", (), num_heads=9, num_kv_heads=3, dtype=jnp.bfloat16)
+DECODE_STEPS = tuple(
+    replace(STEP, name=f"decode {n} x {kv_len}", seqs=((kv_len, 1),) * n, max_q_len=1)
+    for n, kv_len in ((2, 256), (4, 256), (8, 256), (16, 256), (32, 64), (32, 256), (32, 1024), (64, 256), (8, 2048))
+)
+MIXED_STEPS = (
+    replace(STEP, name="prompt of 512", seqs=((512, 512),)),
+    replace(STEP, name="8 prompts of 64", seqs=((64, 64),) * 8),
+    replace(STEP, name="512 more after 1536", seqs=((2048, 512),)),
+    replace(STEP, name="16 decodes + 48", seqs=(*(((300, 1),) * 16), (48, 48))),
 )

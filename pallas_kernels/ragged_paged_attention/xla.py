@@ -196,18 +196,20 @@ def _chunk_range(positions, S, sliding_window):
 def _gather(kv: KVLayer, blocks: jax.Array, H: int, dtype: Any):
     """blocks int32[R, m] -> keys and values dtype[R, K, m * C, H], scales f32[R, K, 1, m * C] or None.
 
-    A pool [P, K, C * H] is P * K rows: merging its first axes is free. The barrier keeps the gather a plain
-    copy of whole rows: fused with what follows, XLA's CPU compiler copies it number by number.
+    A pool [P, K, C * H] is P * K rows: merging its first axes is free. The first barrier ties the pool to this
+    turn of the loop: XLA would widen the whole pool before the loop, for dtypes that its CPU compiler gathers
+    in a wider type. The second keeps the gather a plain copy of whole rows: fused with what follows, the rows
+    are copied number by number.
     """
     R = blocks.shape[0]
     P, K, _ = kv.k.shape
-    rows = (blocks[:, None, :] * K + jnp.arange(K).reshape(1, K, 1)).reshape(-1)
     pools = [pool for pool in (kv.k, kv.v, kv.k_scale, kv.v_scale) if pool is not None]
-    taken = lax.optimization_barrier([
-        jnp.take(pool.reshape(P * K, -1), rows, axis=0, mode="clip") for pool in pools
-    ])
-    keys, values = (rows.reshape(R, K, -1, H).astype(dtype) for rows in taken[:2])
-    k_scale, v_scale = (rows.reshape(R, K, 1, -1) for rows in taken[2:]) if kv.k_scale is not None else (None, None)
+    blocks, pools = lax.optimization_barrier((blocks, pools))
+    rows = (blocks[:, None, :] * K + jnp.arange(K).reshape(1, K, 1)).reshape(-1)
+    taken = [jnp.take(pool.reshape(P * K, -1), rows, axis=0, mode="clip") for pool in pools]
+    taken = lax.optimization_barrier(taken)
+    keys, values = (x.reshape(R, K, -1, H).astype(dtype) for x in taken[:2])
+    k_scale, v_scale = (x.reshape(R, K, 1, -1) for x in taken[2:]) if len(taken) == 4 else (None, None)
     return keys, values, k_scale, v_scale
 
 
