@@ -18,7 +18,7 @@ help:   ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 setup:  ## make .venv and install the engine (again only when pyproject.toml changed)
-	@.ci/setup gguf
+	@.ci/setup gguf,server
 
 setup-dev:  ## the same with what the tests and linters need
 	@.ci/setup gguf,dev
