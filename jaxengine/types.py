@@ -169,7 +169,6 @@ class Sequence:
     stop_reason: int | str | None = None
     num_preemptions: int = 0
     first_scheduled_time: float | None = None
-    first_token_time: float | None = None
     last_token_time: float | None = None
 
     def __post_init__(self) -> None:

@@ -25,9 +25,10 @@ from jaxengine.engine.results import HostLogprobs, HostResult
 from jaxengine.engine.runner import Runner
 from jaxengine.engine.sampling_batch import has_penalties, needs_full, validate_bans, validate_ids
 from jaxengine.engine.sampling_rows import RowBuilder
-from jaxengine.engine.stats import StepStats
+from jaxengine.engine.stats import EngineObserver, StepStats, TokensRead
 from jaxengine.engine.step import SCORE_ROWS
 from jaxengine.scheduler import BlockManager, Scheduler
+from jaxengine.scheduler.limits import max_num_tokens
 from jaxengine.tokenizer import Tokenizer
 from jaxengine.types import (
     FinishReason,
@@ -70,6 +71,7 @@ class Engine:
         self.stats: deque[StepStats] = deque(maxlen=4096)
         self.requests: dict[str, RequestState] = {}
         self.last_plan: StepPlan | None = None
+        self.observer: EngineObserver | None = None
         self._outputs: dict[int, SequenceOutput] = {}
         self._states: dict[int, RequestState] = {}
         self._builder = BatchBuilder(
@@ -81,6 +83,7 @@ class Engine:
         self._with_logprobs: set[int] = set()
         self._full: set[int] = set()               # the full sampler, at least until their min_tokens are out
         self._flight: _Flight | None = None
+        self._last_read = 0.0                      # when the last ids were read, on time.perf_counter's clock
         self._seeds = random.Random(config.seed)
         self._request_ids = itertools.count()
         self._tenants: dict[int, tuple[int, int]] = {}     # slot -> the sequence whose penalty counts it holds
@@ -104,18 +107,14 @@ class Engine:
     ) -> str:
         """Queues a request and returns its id. Raises ValueError for what can never be served."""
         params = params or SamplingParams()
-        prompt_token_ids = _checked_ids(prompt_token_ids, self.runner.cfg.vocab_size)
-        validate_ids(params, self.runner.cfg.vocab_size)
-        if params.stop_strings and self.tokenizer is None:
-            raise ValueError(f"stop={params.stop!r} needs a tokenizer, and this engine has none; use stop_token_ids")
-        if params.seed is None:
-            params = params.replace(seed=self._seeds.getrandbits(63))
         request_id = request_id if request_id is not None else f"req-{next(self._request_ids)}"
         if request_id in self.requests:
             raise ValueError(f"request_id={request_id!r} is already running")
         request = Request(request_id, prompt_token_ids, params, prompt, priority, cache_salt)
-        bad_words = self._bad_word_ids(params)
-        validate_bans(params, self._stop_ids(params), bad_words)
+        bad_words = self.check_request(request)
+        request.prompt_token_ids = [int(t) for t in prompt_token_ids]
+        if params.seed is None:
+            request.params = params = params.replace(seed=self._seeds.getrandbits(63))
         sequences = self.scheduler.add(request)
         outputs = [SequenceOutput(s, self.tokenizer, self.eos_token_ids) for s in sequences]
         state = self.requests[request_id] = RequestState(request, outputs, output_kind)
@@ -124,6 +123,21 @@ class Engine:
             self._rows.admit(seq, self._stop_ids(params), bad_words)
             self._note_wishes(seq)
         return request_id
+
+    def check_request(self, request: Request) -> list[list[int]]:
+        """Raises ValueError for a request that can never be served; returns its bad words as token ids.
+
+        Reads only what never changes, so any thread may ask.
+        """
+        params, vocab_size = request.params, self.runner.cfg.vocab_size
+        _check_ids(request.prompt_token_ids, vocab_size)
+        validate_ids(params, vocab_size)
+        if params.stop_strings and self.tokenizer is None:
+            raise ValueError(f"stop={params.stop!r} needs a tokenizer, and this engine has none; use stop_token_ids")
+        bad_words = self._bad_word_ids(params)
+        validate_bans(params, self._stop_ids(params), bad_words)
+        max_num_tokens(request, self.config.scheduler, self.max_model_len, self.blocks.capacity)
+        return bad_words
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request at once and frees its blocks; returns its last output, None where it is not running."""
@@ -139,7 +153,7 @@ class Engine:
         plan = self.scheduler.schedule()
         flight = None
         if plan is not None:
-            flight = self._launch_forward(plan, time.perf_counter() - start)
+            flight = self._launch_forward(plan, start)
         outputs = self._collect(self._flight, flight.stats if flight else None)
         if flight is not None:
             start = time.perf_counter()
@@ -151,7 +165,7 @@ class Engine:
 
     # One step, in order.
 
-    def _launch_forward(self, plan: StepPlan, schedule_s: float) -> _Flight:
+    def _launch_forward(self, plan: StepPlan, started: float) -> _Flight:
         start = time.perf_counter()
         buckets, ledger = self.runner.buckets, self.runner.ledger
         # Only the mixed step hands out every hidden state, which prompt log-probabilities need.
@@ -161,7 +175,9 @@ class Engine:
         sizes = buckets.decode if kind == "decode" else buckets.mixed
         bucket = ledger.pick(kind, sizes, needed)
         packed, samples = self._builder.build(plan, buckets.shape(kind, bucket))
-        stats = StepStats(plan.step_id, kind, bucket, needed, len(plan.rows), len(samples), schedule_s)
+        stats = StepStats(
+            plan.step_id, kind, bucket, needed, len(plan.rows), len(samples), start - started, started=started
+        )
         stats.build_s = time.perf_counter() - start
         start = time.perf_counter()
         if plan.copies:
@@ -217,7 +233,9 @@ class Engine:
             return []
         start = time.perf_counter()
         result = None if flight.result is None else HostResult.read(flight.result, flight.wants_logprobs)
-        waited, now = time.perf_counter(), time.monotonic()
+        waited, read = time.perf_counter(), TokensRead(time.monotonic())
+        flight.stats.step_s = waited - max(self._last_read, flight.stats.started)
+        self._last_read = waited
         touched: dict[RequestState, None] = {}      # a set in the order of the rows
         for state, positions, scores in flight.scores:
             self._add_prompt_logprobs(state, positions, scores)
@@ -230,25 +248,32 @@ class Engine:
             state = self._states[sample.seq.seq_id]
             touched[state] = None
             assert result is not None
-            self._take(sample.seq, state, result, i, now)
+            self._take(sample.seq, state, result, i, read)
         outputs = []
         for state in touched:
             if state.finished:
                 outputs.append(self._close(state))
             elif state.kind != "final_only":
                 outputs.append(state.output())
+        if self.observer is not None:
+            self.observer.step_read(flight.stats, read)
         if stats is not None:
             stats.wait_s, stats.output_s = waited - start, time.perf_counter() - waited
         return outputs
 
-    def _take(self, seq: Sequence, state: RequestState, result: HostResult, i: int, now: float) -> None:
+    def _take(self, seq: Sequence, state: RequestState, result: HostResult, i: int, read: TokensRead) -> None:
         if not result.finite[i]:
             state.error = "a logit of the model is not finite, or no token is allowed"
             self.scheduler.finish(seq, FinishReason.ERROR, register=False)
             return
         token_id = result.token_ids[i]
         if state.metrics.first_token_time is None:
-            state.metrics.first_token_time, state.metrics.first_scheduled_time = now, seq.first_scheduled_time
+            state.metrics.first_token_time, state.metrics.first_scheduled_time = read.now, seq.first_scheduled_time
+            read.started.append(state.request)
+        read.num_tokens += 1
+        if (last := seq.last_token_time) is not None:
+            read.followers[last] = read.followers.get(last, 0) + 1
+        seq.last_token_time = read.now
         self.scheduler.commit(seq, token_id)
         out = self._outputs[seq.seq_id]
         logprobs = None
@@ -285,6 +310,8 @@ class Engine:
             self._rows.release(out.seq)
             for wishes in (self._scored, self._with_logprobs, self._full):
                 wishes.discard(seq_id)
+        if self.observer is not None:
+            self.observer.request_ended(state)
         return output
 
     def _restore_counts(self, sample: SampleRow) -> None:
@@ -331,11 +358,10 @@ class Engine:
         return [list(word) for word in dict.fromkeys(ids) if word]
 
 
-def _checked_ids(token_ids: list[int], vocab_size: int) -> list[int]:
-    """The ids as plain ints. A gather on the device would clamp a wrong id instead of failing."""
+def _check_ids(token_ids: list[int], vocab_size: int) -> None:
+    """A gather on the device would clamp a wrong id instead of failing."""
     if not token_ids:
         raise ValueError("prompt_token_ids=[]: a prompt needs at least one token")
     for t in token_ids:
         if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or not 0 <= t < vocab_size:
             raise ValueError(f"prompt_token_ids: {t!r} is not a token id in [0, {vocab_size})")
-    return [int(t) for t in token_ids]
