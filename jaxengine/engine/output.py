@@ -51,27 +51,30 @@ class SequenceOutput:
         early = self._num_tokens <= self.params.min_tokens
         is_stop = token_id in self._stop_ids
         if not early and (is_stop or token_id in self._eos):
-            if self.params.include_stop_str_in_output:
-                self._push(token_id, early)
+            if self.params.include_stop_str_in_output and self._detokenizer is not None:
+                self._emit(self._detokenizer.push(token_id))
             self.flush()
             return FinishReason.STOP, token_id if is_stop else None
-        matched = self._push(token_id, early)
-        if matched is not None:
-            return FinishReason.STOP, matched
+        if self._detokenizer is not None:
+            text = self._detokenizer.push(token_id)
+            if self._stops is None:      # as most have none: every step comes through here for every sequence
+                self.text += text
+            else:
+                safe, matched = self._stops.push(text, not early)
+                self.text += safe
+                if matched is not None:
+                    return FinishReason.STOP, matched
         if self._num_tokens >= self._max_tokens:
             matched = self.flush()
             return (FinishReason.LENGTH, None) if matched is None else (FinishReason.STOP, matched)
         return None
 
-    def _push(self, token_id: int, early: bool) -> str | None:
-        return None if self._detokenizer is None else self._emit(self._detokenizer.push((token_id,)), early)
-
-    def _emit(self, delta: str, early: bool = False) -> str | None:
-        """Adds text; returns the stop string it completed. Stops are not looked for before min_tokens."""
+    def _emit(self, delta: str) -> str | None:
+        """Adds text; returns the stop string it completed."""
         if self._stops is None:
             self.text += delta
             return None
-        safe, matched = self._stops.push(delta, armed=not early)
+        safe, matched = self._stops.push(delta)
         self.text += safe
         return matched
 

@@ -20,7 +20,7 @@ class IncrementalDetokenizer:
     def __init__(
         self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> None:
-        self._bytes = vocabulary.token_bytes
+        self._bytes, self._texts = vocabulary.token_bytes, vocabulary.token_bytes.texts
         self._skipped = vocabulary.special_ids if skip_special_tokens else frozenset[int]()
         self._decoder = _Utf8Decoder(vocabulary.byte_errors)
         self._decoder.decode(self._last_bytes(prompt_token_ids))
@@ -29,16 +29,22 @@ class IncrementalDetokenizer:
         self._shown = len(unfinished.decode("utf-8", vocabulary.byte_errors))
         self._strip = vocabulary.strip_leading_space and not self._has_text(prompt_token_ids)
         self._at_start = self._strip or self._shown > 0
+        self._unfinished = bool(unfinished)      # the decoder holds a part of a character
 
-    def push(self, token_ids: Iterable[int]) -> str:
-        """The text that these ids make readable; an unfinished character is held back."""
-        table, skipped = self._bytes, self._skipped
-        text = self._decoder.decode(b"".join([table[i] for i in token_ids if i not in skipped]))
+    def push(self, token_id: int) -> str:
+        """The text that this id makes readable; an unfinished character is held back."""
+        if token_id in self._skipped:
+            return ""
+        text = None if self._unfinished else self._texts[token_id]
+        if text is None:
+            text = self._decoder.decode(self._bytes[token_id])
+            self._unfinished = bool(self._decoder.getstate()[0])
         return self._after_prompt(text) if self._at_start else text
 
     def finish(self) -> str:
         """What was held back: an unfinished character becomes U+FFFD."""
         text = self._decoder.decode(b"", final=True)
+        self._unfinished = False
         return self._after_prompt(text) if self._at_start else text
 
     def _after_prompt(self, text: str) -> str:

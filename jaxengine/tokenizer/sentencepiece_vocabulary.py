@@ -45,7 +45,7 @@ class SentencePieceVocabulary:
         self.special_ids = frozenset(token.id for token in added if token.special)
         self.byte_errors = EACH_BYTE
         self.strip_leading_space = processor.encode("a") != _without_dummy_prefix(processor).encode("a")
-        self.token_bytes: Mapping[int, bytes] = TokenBytes(self._find_bytes)
+        self.token_bytes = TokenBytes(self._find_bytes)
 
     def encode(self, text: str) -> list[int]:
         if self._splitter is None:

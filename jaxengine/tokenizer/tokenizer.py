@@ -54,7 +54,7 @@ class Tokenizer:
         if token_ids and min(token_ids) < 0:
             raise ValueError(f"token id {min(token_ids)} is negative")
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
-        return detokenizer.push(token_ids) + detokenizer.finish()
+        return "".join([detokenizer.push(i) for i in token_ids]) + detokenizer.finish()
 
     def detokenizer(
         self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True

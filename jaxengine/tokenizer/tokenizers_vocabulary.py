@@ -1,7 +1,6 @@
 """A `tokenizers.Tokenizer` (Hugging Face's library) as a vocabulary."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -38,7 +37,7 @@ class TokenizersVocabulary:
         self._tokenizer = tokenizer
         byte_level, self.strip_leading_space = _decoder_kind(tokenizer)
         self.byte_errors = "replace" if byte_level else EACH_BYTE
-        self.token_bytes: Mapping[int, bytes] = TokenBytes(
+        self.token_bytes = TokenBytes(
             self._byte_level_bytes if byte_level else self._spaced_bytes
         )
         added = tokenizer.get_added_tokens_decoder()

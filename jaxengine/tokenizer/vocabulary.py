@@ -1,7 +1,9 @@
 """What a tokenizer back end is: text to ids and ids to bytes. BOS, templates and streaming are built on top."""
 
+from __future__ import annotations
+
 import codecs
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
@@ -21,7 +23,7 @@ class Vocabulary(Protocol):
     def size(self) -> int: ...
 
     @property
-    def token_bytes(self) -> Mapping[int, bytes]: ...
+    def token_bytes(self) -> TokenBytes: ...
 
     @property
     def special_ids(self) -> frozenset[int]: ...
@@ -46,15 +48,33 @@ class Vocabulary(Protocol):
 
 
 class TokenBytes(dict[int, bytes]):
-    """Bytes per token id, filled on first use: a stream touches few of 260,000 tokens."""
+    """Bytes per token id, filled on first use: a stream touches few of 260,000 tokens.
+
+    `texts` has the same as text, None for a token that is not whole characters by itself.
+    """
 
     def __init__(self, find: Callable[[int], bytes]) -> None:
         super().__init__()
         self._find = find
+        self.texts = _TokenTexts(self)
 
     def __missing__(self, token_id: int) -> bytes:
         data = self[token_id] = self._find(token_id)
         return data
+
+
+class _TokenTexts(dict[int, str | None]):
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        super().__init__()
+        self._bytes = token_bytes
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            text = self._bytes[token_id].decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:

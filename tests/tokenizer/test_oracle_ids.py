@@ -44,7 +44,7 @@ def test_outputs_equal_the_reference(model: tuple[Tokenizer, dict]):
         ids = case["greedy_ids"]
         assert tokenizer.decode(ids, skip_special_tokens=False) == case["greedy_text"], case["name"]
         stream = tokenizer.detokenizer(case["prompt_ids"], skip_special_tokens=False)
-        assert "".join(stream.push([i]) for i in ids) + stream.finish() == case["greedy_text"], case["name"]
+        assert "".join(stream.push(i) for i in ids) + stream.finish() == case["greedy_text"], case["name"]
 
 
 def test_text_comes_back(model: tuple[Tokenizer, dict]):
