@@ -144,6 +144,9 @@ class SequenceStatus(Enum):
     FINISHED = "finished"
 
 
+UNASSIGNED = -1
+
+
 @dataclass(eq=False)
 class Sequence:
     """One sampled continuation of a request; a request with n > 1 has n of them.
@@ -160,7 +163,8 @@ class Sequence:
     num_computed_tokens: int = 0                          # tokens whose KV is in the pool once planned steps ran
     num_cached_tokens: int = 0                            # prompt tokens taken from the prefix cache at first admission
     max_num_tokens: int = 0                               # prompt and output end here; set by the scheduler's `add`
-    block_table: list[int] = field(default_factory=list)
+    shard: int = UNASSIGNED                               # data-parallel shard of its blocks, from first admission on
+    block_table: list[int] = field(default_factory=list)      # ids in the shard's own pool
     block_hashes: list[bytes] = field(default_factory=list)   # chained digests of full blocks of known ids
     num_registered_blocks: int = 0                        # leading blocks that the prefix cache has seen
     slot: int = -1                                        # row of the per-sequence device state while running
@@ -210,29 +214,47 @@ class PlannedRow(NamedTuple):   # a tuple, because every step makes one per sequ
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
-    """What one step computes: small, plain integers, no arrays.
+class ShardPlan:
+    """One data-parallel shard's share of a step; block ids are those of its own pool.
 
     rows: decode rows (one token each) first, then prefill chunks. `num_decodes` counts the former.
     copies: (source, destination) blocks to copy before the step: copy on write.
     forks: (parent seq_id, child seq_id, child slot): children sampled from the parent's row (n > 1).
     """
 
-    step_id: int
     rows: tuple[PlannedRow, ...]
     num_decodes: int
     copies: tuple[tuple[int, int], ...] = ()
     forks: tuple[tuple[int, int, int], ...] = ()
-    preempted: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
 
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step computes: small, plain integers, no arrays. One share a shard, one shard without data parallelism."""
+
+    step_id: int
+    shards: tuple[ShardPlan, ...]
+    preempted: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> tuple[PlannedRow, ...]:
+        """Of all shards, one shard after another."""
+        if len(self.shards) == 1:
+            return self.shards[0].rows
+        return tuple(row for shard in self.shards for row in shard.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(shard.num_tokens for shard in self.shards)
+
     @property
     def is_decode(self) -> bool:
         """Every row computes exactly one token, so the decode step serves it."""
-        return self.num_decodes == len(self.rows)
+        return all(shard.num_decodes == len(shard.rows) for shard in self.shards)
 
 
 @dataclass(slots=True)

@@ -9,47 +9,44 @@ not known yet (Sequence.num_pending). The caller's part, in this order for ever:
 A sequence has ended at the latest when `len(token_ids) >= max_num_tokens`: FinishReason.LENGTH. Where
 `schedule` returns None although `has_unfinished`, the results of an earlier plan are still to be read.
 Results of a sequence that is meanwhile finished are ignored. One thread at a time.
+
+Data parallelism: every shard has its own pool, slots and budget; the queue is one. A sequence goes to a shard
+when it is first admitted and stays there, so preemption happens within a shard.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Ordered
+from heapq import merge
 
 from jaxengine.config import SchedulerConfig
 from jaxengine.scheduler.block_manager import BlockManager
+from jaxengine.scheduler.draft import Draft, Offer
 from jaxengine.scheduler.limits import max_num_tokens
 from jaxengine.scheduler.policies import POLICIES
 from jaxengine.scheduler.roster import Roster
-from jaxengine.types import FinishReason, PlannedRow, Request, Sequence, SequenceStatus, StepPlan
+from jaxengine.types import UNASSIGNED, FinishReason, PlannedRow, Request, Sequence, SequenceStatus, StepPlan
 
 ADMISSION_RESERVE = 0.01   # share of the pool kept free at admission, so that decodes may grow
 
 
-@dataclass
-class _Draft:
-    """A StepPlan being made. `budget`: tokens left for chunks of prefill."""
-
-    budget: int
-    decodes: list[PlannedRow] = field(default_factory=list)   # rows of one token
-    chunks: list[PlannedRow] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    forks: list[tuple[int, int, int]] = field(default_factory=list)
-    preempted: list[int] = field(default_factory=list)
-
-
 class Scheduler:
-    """Plans steps for the sequences in its roster, within the limits of `config` and the blocks of the pool."""
+    """Plans steps for the sequences in its roster.
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager, max_model_len: int) -> None:
+    `config` limits what one shard does in a step; `pools` holds the blocks of each shard, one without data
+    parallelism.
+    """
+
+    def __init__(self, config: SchedulerConfig, pools: Ordered[BlockManager], max_model_len: int) -> None:
         if config.policy not in POLICIES:
             raise ValueError(f"policy={config.policy!r} is not known; known: {', '.join(POLICIES)}")
         self.config = config
-        self.blocks = blocks
+        self.pools = tuple(pools)
         self.max_model_len = max_model_len
         self.num_preemptions = 0
-        self._roster = Roster(POLICIES[config.policy], config.max_num_seqs)
-        self._reserve = int(ADMISSION_RESERVE * blocks.num_blocks)
+        self._roster = Roster(POLICIES[config.policy], config.max_num_seqs, len(self.pools))
+        self._reserve = int(ADMISSION_RESERVE * self.pools[0].num_blocks)
         self._next_step_id = 0
 
     @property
@@ -58,7 +55,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._roster.running)
+        return sum(map(len, self._roster.running))
 
     @property
     def num_waiting(self) -> int:
@@ -67,7 +64,7 @@ class Scheduler:
     @property
     def running(self) -> tuple[Sequence, ...]:
         """In policy order."""
-        return tuple(self._roster.running)
+        return tuple(merge(*self._roster.running, key=self._roster.order))
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
@@ -76,12 +73,16 @@ class Scheduler:
 
     def waste(self) -> float:
         """Allocated but unused KV slots over allocated ones, 0 to 1."""
-        return self.blocks.waste(self._roster.running)
+        wasted = [
+            pool.waste(seqs) * pool.num_used for pool, seqs in zip(self.pools, self._roster.running, strict=True)
+        ]
+        return sum(wasted) / max(1, sum(pool.num_used for pool in self.pools))
 
     def check(self) -> None:
         """Asserts the invariants of queues, slots and blocks. For tests: walks everything."""
         self._roster.check()
-        self.blocks.check(self._roster.running)
+        for pool, seqs in zip(self.pools, self._roster.running, strict=True):
+            pool.check(seqs)
 
     # --- arrival, results, end --------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class Scheduler:
         """
         if request.request_id in self._roster.by_request:
             raise ValueError(f"request_id={request.request_id!r} is in use; choose another one")
-        limit = max_num_tokens(request, self.config, self.max_model_len, self.blocks.capacity)
+        limit = max_num_tokens(request, self.config, self.max_model_len, self.pools[0].capacity)
         return self._roster.add(request, limit)
 
     def commit(self, seq: Sequence, token_id: int) -> bool:
@@ -110,7 +111,7 @@ class Scheduler:
     def commit_computed(self, seq: Sequence, num_tokens: int) -> None:
         """A step that computed the first `num_tokens` tokens of `seq` was read, and its row was sound."""
         if seq.status is SequenceStatus.RUNNING:   # else its blocks are gone
-            self.blocks.register(seq, num_tokens)
+            self.pools[seq.shard].register(seq, num_tokens)
 
     def finish(
         self, seq: Sequence, reason: FinishReason, stop_reason: int | str | None = None, register: bool = True
@@ -121,9 +122,10 @@ class Scheduler:
         """
         if seq.is_finished:
             return
-        if not register:
-            self.blocks.forget(seq)
-        self._take_blocks(seq)
+        if seq.shard != UNASSIGNED:
+            if not register:
+                self.pools[seq.shard].forget(seq)
+            self._take_blocks(seq)
         for ended in self._roster.remove(seq):
             ended.finish_reason = reason
             ended.stop_reason = stop_reason
@@ -139,26 +141,25 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plans the next step and advances the planned sequences. None: nothing can be computed now."""
-        draft = _Draft(self.config.max_num_batched_tokens)
-        self._plan_running(draft)
-        if not draft.preempted:   # else the blocks of the preempted would at once go to them again
-            self._admit(draft)
-        if not draft.decodes and not draft.chunks:
+        budget = self.config.max_num_batched_tokens
+        drafts = [Draft(shard, pool, budget) for shard, pool in enumerate(self.pools)]
+        for draft in drafts:
+            self._plan_running(draft)
+        if self._roster.waiting:
+            self._admit(drafts)
+        if not any(draft.decodes or draft.chunks for draft in drafts):
             return None
         self._next_step_id += 1
         return StepPlan(
             step_id=self._next_step_id - 1,
-            rows=(*draft.decodes, *draft.chunks),
-            num_decodes=len(draft.decodes),
-            copies=tuple(draft.copies),
-            forks=tuple(draft.forks),
-            preempted=tuple(draft.preempted),
+            shards=tuple(draft.plan() for draft in drafts),
+            preempted=tuple(seq_id for draft in drafts for seq_id in draft.preempted),
         )
 
-    def _plan_running(self, draft: _Draft) -> None:
+    def _plan_running(self, draft: Draft) -> None:
         """Decodes first: their tokens are set aside before any chunk. Served in policy order, so that
         preemption, which takes the last, never hits a sequence that is already in the plan."""
-        todo = [(seq, _num_uncomputed(seq)) for seq in self._roster.running]
+        todo = [(seq, _num_uncomputed(seq)) for seq in self._roster.running[draft.shard]]
         draft.budget -= sum(uncomputed == 1 for _, uncomputed in todo)
         for seq, uncomputed in todo:
             if seq.status is not SequenceStatus.RUNNING:
@@ -173,40 +174,55 @@ class Scheduler:
                 draft.budget -= granted
             self._plan_row(seq, granted, draft)
 
-    def _grant(self, seq: Sequence, wanted: int, draft: _Draft) -> int:
+    def _grant(self, seq: Sequence, wanted: int, draft: Draft) -> int:
         """Blocks for up to `wanted` tokens, for one at least: preempts others for it. 0: preempted `seq`."""
         while True:
-            granted = 1 if wanted == 1 else min(wanted, max(1, self.blocks.room(seq)))
-            if self.blocks.allocate(seq, granted, draft.copies):
+            granted = 1 if wanted == 1 else min(wanted, max(1, draft.pool.room(seq)))
+            if draft.pool.allocate(seq, granted, draft.copies):
                 return granted
             if self._preempt_last(draft) is seq:
                 return 0
 
-    def _admit(self, draft: _Draft) -> None:
-        """Admits in policy order. One that does not fit yet holds back all after it, or it might starve."""
-        waiting, running, size_of = self._roster.waiting, self._roster.running, self.blocks.blocks_for
-        if not waiting:
-            return
-        reserved = self._reserve + sum(size_of(s.num_tokens) - len(s.block_table) for s in running)
-        while waiting and draft.budget > 0:
-            seq = waiting[0]
-            # A preempted sequence may have an id in flight: it cannot be recomputed before that is known.
-            if seq.num_pending or not self._roster.has_slots_for(seq):
+    def _admit(self, drafts: list[Draft]) -> None:
+        """Admits in policy order. One that does not fit yet holds back all after it, or it might starve: all
+        that want its shard where it has one, else all."""
+        waiting, running = self._roster.waiting, self._roster.running
+        # Not where sequences were preempted: their blocks would at once go to them again.
+        takers = {draft.shard: draft for draft in drafts if not draft.preempted and draft.budget > 0}
+        for shard, draft in takers.items():
+            growth = sum(draft.pool.blocks_for(s.num_tokens) - len(s.block_table) for s in running[shard])
+            draft.reserved = self._reserve + growth
+        at = 0
+        while at < len(waiting) and takers:
+            seq = waiting[at]
+            asked = takers.values() if seq.shard == UNASSIGNED else [takers[seq.shard]] if seq.shard in takers else []
+            offers = [offer for draft in asked if (offer := self._offer(seq, draft))]
+            if offers:
+                offer = min(offers, key=lambda o: (o.load, len(running[o.draft.shard])))
+                self._start(seq, offer)
+                if offer.draft.budget == 0:
+                    del takers[offer.draft.shard]
+            elif seq.shard == UNASSIGNED:
                 return
-            prefix = self.blocks.match(seq)
-            wanted = self._first_chunk(seq.num_tokens - len(prefix) * self.blocks.block_size, draft.budget)
-            # Counts the whole prompt, and a copied block for each sibling, though only a chunk is taken now.
-            num_copies = len(self._roster.unforked(seq))
-            needed = size_of(seq.num_tokens) - len(prefix) + num_copies
-            taken = needed + self.blocks.num_cached_of(prefix) + reserved
-            if wanted == 0 or (running and taken > self.blocks.num_free):
-                return
-            self._start(seq, prefix)
-            granted = self.blocks.allocate(seq, wanted, draft.copies)
-            assert granted, f"sequence {seq.seq_id} was admitted without room for its first chunk"
-            reserved += size_of(seq.num_tokens) - len(seq.block_table) + num_copies
-            draft.budget -= wanted
-            self._plan_row(seq, wanted, draft)
+            else:
+                takers.pop(seq.shard, None)
+                at += 1
+
+    def _offer(self, seq: Sequence, draft: Draft) -> Offer | None:
+        """None where the shard cannot take `seq` now."""
+        # A preempted sequence may have an id in flight: it cannot be recomputed before that is known.
+        if seq.num_pending or not self._roster.has_slots_for(seq, draft.shard):
+            return None
+        pool = draft.pool
+        prefix = pool.match(seq)
+        wanted = self._first_chunk(seq.num_tokens - len(prefix) * pool.block_size, draft.budget)
+        # Counts the whole prompt, and a copied block for each sibling, though only a chunk is taken now.
+        needed = pool.blocks_for(seq.num_tokens) - len(prefix) + len(self._roster.unforked(seq))
+        taken = needed + pool.num_cached_of(prefix) + draft.reserved
+        if wanted == 0 or (self._roster.running[draft.shard] and taken > pool.num_free):
+            return None
+        # Without the cached ones: each block that need not be computed again outweighs one block of load.
+        return Offer(draft, prefix, wanted, load=pool.num_used + draft.reserved + needed)
 
     def _first_chunk(self, num_tokens: int, budget: int) -> int:
         """Without chunked prefill a prompt is computed whole or not yet. What a preempted sequence must
@@ -216,15 +232,22 @@ class Scheduler:
             return 0
         return min(num_tokens, budget)
 
-    def _start(self, seq: Sequence, prefix: list[int]) -> None:
-        self._roster.start(seq)
-        self.blocks.adopt(seq, prefix)
-        seq.num_computed_tokens = len(prefix) * self.blocks.block_size
+    def _start(self, seq: Sequence, offer: Offer) -> None:
+        draft, pool = offer.draft, offer.draft.pool
+        num_copies = len(self._roster.unforked(seq))
+        self._roster.start(seq, draft.shard)
+        pool.adopt(seq, offer.prefix)
+        seq.num_computed_tokens = len(offer.prefix) * pool.block_size
         if seq.first_scheduled_time is None:
             seq.first_scheduled_time = time.monotonic()
             seq.num_cached_tokens = seq.num_computed_tokens
+        granted = pool.allocate(seq, offer.num_tokens, draft.copies)
+        assert granted, f"sequence {seq.seq_id} was admitted without room for its first chunk"
+        draft.reserved += pool.blocks_for(seq.num_tokens) - len(seq.block_table) + num_copies
+        draft.budget -= offer.num_tokens
+        self._plan_row(seq, offer.num_tokens, draft)
 
-    def _plan_row(self, seq: Sequence, num_tokens: int, draft: _Draft) -> None:
+    def _plan_row(self, seq: Sequence, num_tokens: int, draft: Draft) -> None:
         start, total = seq.num_computed_tokens, seq.num_tokens
         seq.num_computed_tokens = end = start + num_tokens
         sample = end == total < seq.max_num_tokens   # with max_tokens=0 a prompt ends unsampled
@@ -237,14 +260,14 @@ class Scheduler:
                 draft.forks.append((seq.seq_id, child.seq_id, child.slot))
 
     def _inherit(self, parent: Sequence, child: Sequence) -> None:
-        self.blocks.fork(parent, child)
+        self.pools[parent.shard].fork(parent, child)
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_pending = parent.num_pending
         child.num_cached_tokens = parent.num_cached_tokens
         child.first_scheduled_time = parent.first_scheduled_time
 
-    def _preempt_last(self, draft: _Draft) -> Sequence:
-        seq = self._roster.preempt_last()
+    def _preempt_last(self, draft: Draft) -> Sequence:
+        seq = self._roster.preempt_last(draft.shard)
         self._take_blocks(seq)
         seq.num_preemptions += 1
         self.num_preemptions += 1
@@ -252,7 +275,7 @@ class Scheduler:
         return seq
 
     def _take_blocks(self, seq: Sequence) -> None:
-        self.blocks.free(seq)
+        self.pools[seq.shard].free(seq)
         seq.num_computed_tokens = 0
 
 

@@ -63,11 +63,15 @@ class FakeEngine:
     poison: int | None = None                             # this id makes a row fail
     seqs: dict[int, Sequence] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
-    pool: dict[int, list] = field(default_factory=dict)   # block -> digest per position in it
+    pool: dict[tuple[int, int], list] = field(default_factory=dict)   # (shard, block) -> digest per position in it
     last_ids: dict[int, int] = field(default_factory=dict)   # slot -> the last id sampled there
     failed: list[int] = field(default_factory=list)
     _flight: tuple[StepPlan, dict] | None = None          # a dispatched plan and each row's last digest
     _sampled: dict[int, int | str] = field(default_factory=dict)   # of the flight, by sequence
+
+    @property
+    def block_size(self) -> int:
+        return self.scheduler.pools[0].block_size
 
     def add(self, req: Request) -> list[Sequence]:
         seqs = self.scheduler.add(req)
@@ -99,9 +103,10 @@ class FakeEngine:
     # The device.
 
     def _forward(self, plan: StepPlan) -> dict:
-        size = self.scheduler.blocks.block_size
-        for source, destination in plan.copies:
-            self.pool[destination] = list(self.pool[source])
+        size = self.block_size
+        for i, shard in enumerate(plan.shards):
+            for source, destination in shard.copies:
+                self.pool[i, destination] = list(self.pool[i, source])
         hidden = {}
         for row in plan.rows:
             seq = self.seqs[row.seq_id]
@@ -112,28 +117,29 @@ class FakeEngine:
                 context = BAD if known[position] == self.poison else digest(context, known[position])
                 block = seq.block_table[position // size]
                 assert block != NULL_BLOCK
-                self.pool.setdefault(block, [None] * size)[position % size] = context
+                self.pool.setdefault((seq.shard, block), [None] * size)[position % size] = context
             hidden[row.seq_id] = context
         # Rows of one step must not write into each other's context.
         for row in plan.rows:
             seq = self.seqs[row.seq_id]
             end = row.start + row.num_tokens - 1
-            assert self.pool[seq.block_table[end // size]][end % size] == hidden[row.seq_id]
+            assert self.pool[seq.shard, seq.block_table[end // size]][end % size] == hidden[row.seq_id]
         return hidden
 
     def _verify_context(self, seq: Sequence, ids: list[int]):
         """The pool, read through the block table, holds the sequence's context. Returns the last digest."""
-        size, context = self.scheduler.blocks.block_size, root(seq)
+        size, context = self.block_size, root(seq)
         for position, token_id in enumerate(ids):
-            stored = self.pool[seq.block_table[position // size]][position % size]
+            stored = self.pool[seq.shard, seq.block_table[position // size]][position % size]
             context = BAD if BAD in (context, stored) and self.poison is not None else digest(context, token_id)
             assert stored == context, f"sequence {seq.seq_id} reads another context at position {position}"
         return context
 
     def _sample(self, plan: StepPlan, hidden: dict) -> None:
         children: dict[int, list[tuple[int, int]]] = {}
-        for parent, child, slot in plan.forks:
-            children.setdefault(parent, []).append((child, slot))
+        for shard in plan.shards:
+            for parent, child, slot in shard.forks:
+                children.setdefault(parent, []).append((child, slot))
         for row in plan.rows:
             if row.sample:
                 for seq_id, slot in ((row.seq_id, row.slot), *children.get(row.seq_id, ())):
@@ -174,17 +180,19 @@ class FakeEngine:
         scheduler.check()
         slots = [s.slot for s in self.seqs.values() if s.slot >= 0]
         assert len(set(slots)) == len(slots)
-        assert all(0 <= slot < config.max_num_seqs for slot in slots)
+        assert all(s.slot // config.max_num_seqs == s.shard for s in self.seqs.values() if s.slot >= 0)
         for seq in scheduler.waiting:
             assert (seq.num_computed_tokens, seq.block_table, seq.status) == (0, [], SequenceStatus.WAITING)
         if plan is None:
             return
         assert plan.rows
-        assert plan.num_tokens <= config.max_num_batched_tokens
         assert len({row.seq_id for row in plan.rows}) == len(plan.rows)
-        assert [row.num_tokens == 1 for row in plan.rows] == [
-            i < plan.num_decodes for i in range(len(plan.rows))
-        ], "one-token rows first"
+        for i, shard in enumerate(plan.shards):
+            assert shard.num_tokens <= config.max_num_batched_tokens
+            assert [row.num_tokens == 1 for row in shard.rows] == [
+                at < shard.num_decodes for at in range(len(shard.rows))
+            ], "one-token rows first"
+            assert all(self.seqs[row.seq_id].shard == i for row in shard.rows)
         assert not set(plan.preempted) & {row.seq_id for row in plan.rows}
         for row in plan.rows:
             seq = self.seqs[row.seq_id]
@@ -192,7 +200,7 @@ class FakeEngine:
             assert row.slot == seq.slot
             assert not seq.is_finished
             assert seq.num_tokens <= max(seq.max_num_tokens, seq.num_prompt_tokens), "planned beyond its end"
-            assert len(seq.block_table) == scheduler.blocks.blocks_for(seq.num_computed_tokens)
+            assert len(seq.block_table) == scheduler.pools[seq.shard].blocks_for(seq.num_computed_tokens)
             if row.start == len(seq.token_ids):
                 assert row.num_tokens == 1
 
@@ -205,8 +213,9 @@ def make_engine(
     max_model_len: int = 64,
     enable_prefix_caching: bool = True,
     poison: int | None = None,
+    num_shards: int = 1,
     **config,
 ) -> FakeEngine:
-    blocks = BlockManager(num_blocks, block_size, enable_prefix_caching)
+    pools = [BlockManager(num_blocks, block_size, enable_prefix_caching) for _ in range(num_shards)]
     settings = SchedulerConfig(max_num_seqs, max_num_batched_tokens, **config)
-    return FakeEngine(Scheduler(settings, blocks, max_model_len), poison)
+    return FakeEngine(Scheduler(settings, pools, max_model_len), poison)

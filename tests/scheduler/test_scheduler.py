@@ -24,7 +24,7 @@ def test_decodes_first_then_chunks_in_the_remaining_budget():
     assert not second.rows[1].sample
     assert lengths(third) == [(0, 1), (1, 5), (2, 4)]
     assert lengths(fourth) == [(0, 1), (1, 1), (2, 1)]
-    assert (second.is_decode, second.num_decodes, fourth.is_decode) == (False, 1, True)
+    assert (second.is_decode, second.shards[0].num_decodes, fourth.is_decode) == (False, 1, True)
     assert [plan.step_id for plan in engine.plans] == [0, 1, 2, 3]
 
 
@@ -107,11 +107,11 @@ def test_n_sequences_prefill_once_and_fork():
     engine.step()
     plan = engine.plans[1]
     assert lengths(plan) == [(0, 2), (3, 2)]
-    assert plan.forks == tuple((0, child.seq_id, child.slot) for child in children)
+    assert plan.shards[0].forks == tuple((0, child.seq_id, child.slot) for child in children)
     assert len({seq.slot for seq in (parent, other, *children)}) == 4
     engine.step()
     partial = plan.rows[0].start // 4     # the block that holds positions 8 and 9
-    assert len(engine.plans[2].copies) == 2
+    assert len(engine.plans[2].shards[0].copies) == 2
     assert len({seq.block_table[partial] for seq in (parent, *children)}) == 3
     assert len({seq.block_table[0] for seq in (parent, *children)}) == 1
     engine.run()
@@ -161,10 +161,10 @@ def test_a_group_preempted_before_it_forks_gives_all_its_slots_back():
     assert all(seq.slot >= 0 for seq in group)
     while not group[0].num_preemptions:
         engine.step()
-        assert not engine.plans[-1].forks
+        assert not engine.plans[-1].shards[0].forks
     assert [seq.slot for seq in group] == [-1, -1]
     engine.run()
-    assert sum(len(plan.forks) for plan in engine.plans) == 1
+    assert sum(len(plan.shards[0].forks) for plan in engine.plans) == 1
     assert all(seq.output_token_ids == expected_output(seq) for seq in engine.seqs.values())
 
 
@@ -217,7 +217,7 @@ def test_abort_at_any_moment_returns_everything():
         engine.run()
         assert [seq.token_ids for seq in seqs] == known     # ids that came later were dropped
         assert other.output_token_ids == expected_output(other)
-        assert engine.scheduler.blocks.num_used == 0
+        assert engine.scheduler.pools[0].num_used == 0
         assert engine.add(request("c", [1] * 10, n=4))[0].seq_id == 4
         engine.run()
 
@@ -230,7 +230,7 @@ def test_a_sibling_may_end_before_it_was_forked():
     engine.run()
     assert child.output_token_ids == []
     assert [seq.output_token_ids for seq in (parent, last)] == [expected_output(seq) for seq in (parent, last)]
-    assert [fork[1] for plan in engine.plans for fork in plan.forks] == [last.seq_id]
+    assert [fork[1] for plan in engine.plans for fork in plan.shards[0].forks] == [last.seq_id]
 
 
 def test_siblings_end_with_the_one_that_prefills_for_them():
@@ -248,11 +248,11 @@ def test_a_failed_sequence_leaves_nothing_in_the_prefix_cache():
     seq, = engine.add(request("a", [3] * 20))
     for _ in range(2):
         engine.step()
-    assert engine.scheduler.blocks.match(seq)     # its first chunk was read and registered
+    assert engine.scheduler.pools[0].match(seq)     # its first chunk was read and registered
     engine.scheduler.finish(seq, FinishReason.ERROR, register=False)
-    assert engine.scheduler.blocks.match(seq) == []
+    assert engine.scheduler.pools[0].match(seq) == []
     engine.run()
-    assert engine.scheduler.blocks.match(seq) == []
+    assert engine.scheduler.pools[0].match(seq) == []
 
 
 def test_views_are_read_only():

@@ -32,6 +32,7 @@ def workloads(draw):
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
         "enable_chunked_prefill": chunked,
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "num_shards": draw(st.sampled_from([1, 1, 2, 3])),
     }
     arrivals = []
     for _ in range(draw(st.integers(2, 10))):
@@ -70,15 +71,16 @@ def drive(engine: FakeEngine, arrivals) -> set[int]:
 
 
 def check_at_rest(engine: FakeEngine) -> None:
-    scheduler, blocks = engine.scheduler, engine.scheduler.blocks
+    scheduler = engine.scheduler
     assert (scheduler.num_running, scheduler.num_waiting, scheduler.has_unfinished) == (0, 0, False)
-    assert (blocks.num_used, blocks.usage, scheduler.waste()) == (0, 0.0, 0.0)
+    assert [(pool.num_used, pool.usage) for pool in scheduler.pools] == [(0, 0.0)] * len(scheduler.pools)
+    assert scheduler.waste() == 0
     scheduler.check()
     for seq in engine.seqs.values():
         assert seq.is_finished
         assert seq.slot == -1
         assert seq.block_table == []
-    assert len(scheduler._roster._free_slots) == scheduler.config.max_num_seqs
+    assert all(len(free) == scheduler.config.max_num_seqs for free in scheduler._roster._free_slots)
     assert not scheduler._roster._unforked
 
 
@@ -90,9 +92,9 @@ def test_every_request_yields_what_it_yields_alone(workload):
     aborted = drive(engine, arrivals)
     check_at_rest(engine)
     event(f"preemptions: {min(engine.scheduler.num_preemptions, 3)}")
-    event(f"copies: {min(sum(len(p.copies) for p in engine.plans), 3)}")
-    event(f"hits: {engine.scheduler.blocks.num_hit_tokens > 0}")
-    event(f"evictions: {engine.scheduler.blocks.num_evictions > 0}")
+    event(f"copies: {min(sum(len(s.copies) for p in engine.plans for s in p.shards), 3)}")
+    event(f"hits: {any(pool.num_hit_tokens for pool in engine.scheduler.pools)}")
+    event(f"evictions: {any(pool.num_evictions for pool in engine.scheduler.pools)}")
     for seq in engine.seqs.values():
         expected = expected_output(seq)
         if seq.seq_id in aborted:
@@ -121,5 +123,5 @@ def test_a_failed_row_takes_nobody_with_it_for_long(workload, poisoned):
         elif POISON not in expected_output(seq):
             assert seq.output_token_ids == expected_output(seq)
     if all(fields["max_tokens"] != 0 for _, fields, _ in arrivals):
-        cached = engine.scheduler.blocks._cached
-        assert not [b for b in cached if BAD in engine.pool[b]]
+        cached = [(i, block) for i, pool in enumerate(engine.scheduler.pools) for block in pool._cached]
+        assert not [at for at in cached if BAD in engine.pool[at]]
