@@ -15,6 +15,10 @@ class StepBatch:
 
     Padding tokens have position 0 and write to block 0, the null block, which nobody reads; padding
     sequences have kv_lens 0 and no tokens.
+
+    Under data parallelism every array holds the shards' parts one after another, each padded to the same
+    bucket, and what they say (block ids, offsets in `cu_q_lens`) is local to the shard.
+    `attention.num_decodes` has one number a shard.
     """
 
     token_ids: jax.Array           # int32[T]

@@ -60,10 +60,15 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
+    """data_parallel_size shards of tensor_parallel_size devices each. A shard has all weights, and a KV pool and
+    sequences of its own; the limits of CacheConfig and SchedulerConfig are those of one shard."""
+
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        _at_least("data_parallel_size", self.data_parallel_size, 1)
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ class ShardPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes: small, plain integers, no arrays. One share a shard, one shard without data parallelism."""
+    """What one step computes: small, plain integers, no arrays. Without data parallelism there is one shard."""
 
     step_id: int
     shards: tuple[ShardPlan, ...]

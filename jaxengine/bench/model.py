@@ -17,10 +17,10 @@ import jax.numpy as jnp
 
 from jaxengine.config import EngineConfig
 from jaxengine.engine.engine import Engine
-from jaxengine.engine.load import load_engine
+from jaxengine.engine.load import engine_mesh, load_engine
 from jaxengine.engine.runner import Runner
 from jaxengine.models.registry import family
-from sharding import init_params, make_mesh
+from sharding import check_mesh, init_params
 
 RANDOM = "random:"
 
@@ -39,7 +39,8 @@ def random_engine(published: dict[str, Any], config: EngineConfig, seed: int = 0
     cfg = module.Config.from_published(published)
     dtype = jnp.dtype(published.get("torch_dtype", "bfloat16") if config.dtype == "auto" else config.dtype)
     max_model_len = config.scheduler.max_model_len or cfg.max_position_embeddings
-    mesh = make_mesh(kv=config.parallel.tensor_parallel_size)
+    mesh = engine_mesh(config.parallel, cfg.num_kv_heads)
+    check_mesh(module.param_specs(cfg), mesh)
     runner = Runner(module, cfg, config, mesh, dtype, max_model_len)
     runner.start_compiling()
     runner.load(init_params(module.param_specs(cfg), jax.random.key(seed), dtype, mesh))

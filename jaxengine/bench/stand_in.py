@@ -11,9 +11,8 @@ from jaxengine.config import EngineConfig
 from jaxengine.engine.engine import Engine
 from jaxengine.engine.ledger import CompileLedger, Key
 from jaxengine.engine.memory import MemoryPlan
+from jaxengine.engine.plan_buckets import plan_buckets
 from jaxengine.engine.sampler import SampleResult
-from jaxengine.engine.step import StepBuckets
-from jaxengine.scheduler.buckets import decode_buckets, row_buckets, token_buckets
 from jaxengine.tokenizer import Tokenizer
 
 # Ids that are drawn: a text uses few of a vocabulary's tokens over and over, and none of its special ones.
@@ -30,14 +29,10 @@ class StandInRunner:
 
     def __init__(self, config: EngineConfig, vocab_size: int, num_blocks: int, max_model_len: int) -> None:
         self.cfg, self.config, self.state = _Config(vocab_size), config, ()
-        seqs, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         size = config.cache.block_size
         self.memory = MemoryPlan(0, 0, size, num_blocks, "none", "a stand-in")
-        blocks_per_seq, rows = -(-max_model_len // size), row_buckets(seqs)
-        self.buckets = StepBuckets(
-            decode_buckets(seqs), token_buckets(tokens, seqs), greedy=rows, sample=rows[-2:], max_num_seqs=seqs,
-            blocks_per_seq=blocks_per_seq, max_tokens=blocks_per_seq * size,
-        )
+        self.buckets = plan_buckets(config, -(-max_model_len // size))
+        self.num_shards = 1
         self.ledger = CompileLedger()
         for kind in ("decode", "mixed", "greedy", "sample"):
             for bucket in getattr(self.buckets, kind):

@@ -46,6 +46,8 @@ FLAGS = {
     "enable_chunked_prefill": Flag("compute long prompts in pieces, between the running answers"),
     "policy": Flag("which waiting request runs next", ("--scheduling-policy",)),
     "tensor_parallel_size": Flag("devices that one model is spread over", ("--tensor-parallel-size", "-tp")),
+    "data_parallel_size": Flag("copies of the model that share the requests; other limits are those of one copy",
+                               ("--data-parallel-size", "-dp")),
     "warmup": Flag(f"when shapes are compiled: {', '.join(WARMUPS)}"),
     "decode_buckets": Flag("numbers of sequences that decode steps are compiled for (default: derived)"),
     "token_buckets": Flag("numbers of tokens that mixed steps are compiled for (default: derived)"),

@@ -26,7 +26,6 @@ from jaxengine.engine.runner import Runner
 from jaxengine.engine.sampling_batch import has_penalties, needs_full, validate_bans, validate_ids
 from jaxengine.engine.sampling_rows import RowBuilder
 from jaxengine.engine.stats import EngineObserver, StepStats, TokensRead
-from jaxengine.engine.step import SCORE_ROWS
 from jaxengine.scheduler import BlockManager, Scheduler
 from jaxengine.scheduler.limits import max_num_tokens
 from jaxengine.tokenizer import Tokenizer
@@ -45,12 +44,14 @@ class _Flight:
     """A step on the device whose results have not been read."""
 
     plan: StepPlan
-    samples: list[SampleRow]
+    samples: list[SampleRow]      # one shard's after another's
+    num_samples: list[int]        # of each shard
     stats: StepStats
     rows: Any = None
     result: Any = None
+    places: np.ndarray | None = None      # row of each sample in the result; None: as they come
     wants_logprobs: bool = False
-    scores: list[tuple[RequestState, list[int], list[Any]]] = field(default_factory=list)
+    scores: list[tuple[RequestState, list[int], int, list[Any]]] = field(default_factory=list)
 
 
 class Engine:
@@ -66,8 +67,11 @@ class Engine:
         self.runner, self.config, self.tokenizer = runner, config, tokenizer
         self.max_model_len, self.eos_token_ids = max_model_len, eos_token_ids
         cache = config.cache
-        self.blocks = BlockManager(runner.memory.num_blocks, cache.block_size, cache.enable_prefix_caching)
-        self.scheduler = Scheduler(config.scheduler, self.blocks, max_model_len)
+        pools = [
+            BlockManager(runner.memory.num_blocks, cache.block_size, cache.enable_prefix_caching)
+            for _ in range(runner.num_shards)
+        ]
+        self.scheduler = Scheduler(config.scheduler, pools, max_model_len)
         self.stats: deque[StepStats] = deque(maxlen=4096)
         self.requests: dict[str, RequestState] = {}
         self.last_plan: StepPlan | None = None
@@ -75,9 +79,10 @@ class Engine:
         self._outputs: dict[int, SequenceOutput] = {}
         self._states: dict[int, RequestState] = {}
         self._builder = BatchBuilder(
-            config.scheduler.max_num_seqs, runner.buckets.blocks_per_seq, cache.block_size, self._sequence
+            config.scheduler.max_num_seqs, runner.buckets.blocks_per_seq, cache.block_size, self._sequence,
+            runner.num_shards,
         )
-        self._rows = RowBuilder(config.scheduler.max_num_seqs, runner.cfg.vocab_size)
+        self._rows = RowBuilder(config.scheduler.max_num_seqs, runner.cfg.vocab_size, runner.num_shards)
         # Sequences that want more than the likeliest ids. Most steps have none, and then no row is looked at.
         self._scored: set[int] = set()             # prompt log-probabilities
         self._with_logprobs: set[int] = set()
@@ -95,6 +100,11 @@ class Engine:
     @property
     def memory_plan(self):
         return self.runner.memory
+
+    @property
+    def blocks(self) -> BlockManager:
+        """The blocks of the first data-parallel shard, the only one without data parallelism."""
+        return self.scheduler.pools[0]
 
     @property
     def has_unfinished(self) -> bool:
@@ -171,28 +181,31 @@ class Engine:
         # Only the mixed step hands out every hidden state, which prompt log-probabilities need.
         scored = bool(self._scored) and any(row.seq_id in self._scored for row in plan.rows)
         kind = "decode" if plan.is_decode and not scored else "mixed"
-        needed = len(plan.rows) if plan.is_decode else plan.num_tokens
+        needed = max(len(shard.rows) if plan.is_decode else shard.num_tokens for shard in plan.shards)
         sizes = buckets.decode if kind == "decode" else buckets.mixed
         bucket = ledger.pick(kind, sizes, needed)
-        packed, samples = self._builder.build(plan, buckets.shape(kind, bucket))
+        packed, by_shard = self._builder.build(plan, buckets.shape(kind, bucket))
+        samples = [sample for samples in by_shard for sample in samples]
         stats = StepStats(
-            plan.step_id, kind, bucket, needed, len(plan.rows), len(samples), start - started, started=started
+            plan.step_id, kind, bucket * len(plan.shards), len(plan.rows) if plan.is_decode else plan.num_tokens,
+            len(plan.rows), len(samples), start - started, started=started,
         )
         stats.build_s = time.perf_counter() - start
         start = time.perf_counter()
-        if plan.copies:
-            self.runner.copy_blocks(plan.copies)
+        if any(shard.copies for shard in plan.shards):
+            self.runner.copy_blocks(plan.shards)
         rows, hidden = self.runner.forward(kind, bucket, packed)
-        flight = _Flight(plan, samples, stats, rows)
+        flight = _Flight(plan, samples, [len(samples) for samples in by_shard], stats, rows)
         if scored:
-            self._launch_scores(flight, hidden)
+            for shard in range(len(plan.shards)):
+                self._launch_scores(flight, shard, hidden)
         stats.forward_s = time.perf_counter() - start
         return flight
 
-    def _launch_scores(self, flight: _Flight, hidden: Any) -> None:
-        """Scores the prompt positions of this step for requests that asked for prompt log-probabilities."""
+    def _launch_scores(self, flight: _Flight, shard: int, hidden: Any) -> None:
+        """Scores the prompt positions of a shard's step for requests that asked for prompt log-probabilities."""
         at = 0
-        for row in flight.plan.rows:
+        for row in flight.plan.shards[shard].rows:
             state = self._states[row.seq_id]
             first, at = at, at + row.num_tokens
             if state.prompt_logprobs is None:
@@ -204,7 +217,7 @@ class Engine:
                 continue
             index = np.arange(first, first + len(positions), dtype=np.int32)
             targets = np.array(prompt[row.start + 1 : last + 1], np.int32)
-            flight.scores.append((state, positions, self.runner.score(hidden, index, targets)))
+            flight.scores.append((state, positions, shard, self.runner.score(hidden, index, targets, shard)))
 
     def _launch_sampler(self, flight: _Flight) -> None:
         samples = flight.samples
@@ -217,14 +230,17 @@ class Engine:
         )
         flight.wants_logprobs = bool(self._with_logprobs) and any(s.seq.seq_id in self._with_logprobs for s in samples)
         kind, sizes = ("sample", self.runner.buckets.sample) if full else ("greedy", self.runner.buckets.greedy)
-        bucket = self.runner.ledger.pick(kind, sizes, len(samples))
+        bucket = self.runner.ledger.pick(kind, sizes, max(flight.num_samples))
+        flight.places = _places(flight.num_samples, bucket)
         if full:
             for sample in samples:
                 self._restore_counts(sample)
-            flight.result = self.runner.sample(flight.rows, self._rows.build(samples, bucket))
+            flight.result = self.runner.sample(flight.rows, self._rows.build(samples, bucket, places=flight.places))
         else:
-            slots = np.full(bucket, self.config.scheduler.max_num_seqs, np.int32)      # padding rows: the spare slot
-            slots[: len(samples)] = [s.slot for s in samples]
+            limit = self.config.scheduler.max_num_seqs
+            slots = np.full(bucket * len(flight.num_samples), limit, np.int32)      # padding rows: the spare slot
+            at = slice(len(samples)) if flight.places is None else flight.places
+            slots[at] = [s.slot % limit for s in samples]
             flight.result = self.runner.greedy(flight.rows, slots)
 
     def _collect(self, flight: _Flight | None, stats: StepStats | None) -> list[RequestOutput]:
@@ -232,13 +248,15 @@ class Engine:
         if flight is None:
             return []
         start = time.perf_counter()
-        result = None if flight.result is None else HostResult.read(flight.result, flight.wants_logprobs)
+        result = None
+        if flight.result is not None:
+            result = HostResult.read(flight.result, flight.wants_logprobs, flight.places)
         waited, read = time.perf_counter(), TokensRead(time.monotonic())
         flight.stats.step_s = waited - max(self._last_read, flight.stats.started)
         self._last_read = waited
         touched: dict[RequestState, None] = {}      # a set in the order of the rows
-        for state, positions, scores in flight.scores:
-            self._add_prompt_logprobs(state, positions, scores)
+        for score in flight.scores:
+            self._add_prompt_logprobs(*score)
         for row in flight.plan.rows:
             if not row.sample and row.seq_id in self._outputs:
                 self._take_unsampled(self._sequence(row.seq_id), row.start + row.num_tokens, touched)
@@ -331,13 +349,15 @@ class Engine:
         if needs_full(params):
             self._full.add(seq.seq_id)
 
-    def _add_prompt_logprobs(self, state: RequestState, positions: list[int], scores: list[Any]) -> None:
-        prompt = state.request.prompt_token_ids
+    def _add_prompt_logprobs(
+        self, state: RequestState, positions: list[int], shard: int, scores: list[Any]
+    ) -> None:
+        prompt, size = state.request.prompt_token_ids, self.runner.buckets.score
         assert state.prompt_logprobs is not None
-        parts = [HostLogprobs.read(s) for s in scores]
+        parts = [HostLogprobs.read(s, slice(shard * size, (shard + 1) * size)) for s in scores]
         for i, position in enumerate(positions):
-            state.prompt_logprobs[position + 1] = parts[i // SCORE_ROWS].entry(
-                i % SCORE_ROWS, prompt[position + 1], state.request.params.prompt_logprobs or 0, self._text
+            state.prompt_logprobs[position + 1] = parts[i // size].entry(
+                i % size, prompt[position + 1], state.request.params.prompt_logprobs or 0, self._text
             )
 
     def _text(self, token_id: int) -> str | None:
@@ -365,3 +385,10 @@ def _check_ids(token_ids: list[int], vocab_size: int) -> None:
     for t in token_ids:
         if isinstance(t, bool) or not isinstance(t, (int, np.integer)) or not 0 <= t < vocab_size:
             raise ValueError(f"prompt_token_ids: {t!r} is not a token id in [0, {vocab_size})")
+
+
+def _places(num_samples: list[int], bucket: int) -> np.ndarray | None:
+    """The rows of samples that lie shard by shard, each shard having `bucket` rows."""
+    if len(num_samples) == 1:
+        return None
+    return np.concatenate([shard * bucket + np.arange(n) for shard, n in enumerate(num_samples)])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxengine.checkpoint import Checkpoint, load_params, open_checkpoint
-from jaxengine.config import EngineConfig
+from jaxengine.config import EngineConfig, ParallelConfig
 from jaxengine.engine.engine import Engine
 from jaxengine.engine.runner import Runner
 from jaxengine.generation_defaults import default_sampling
@@ -43,7 +43,7 @@ def load_engine(
     cfg = module.Config.from_published(checkpoint.config)
     dtype = jnp.dtype(checkpoint.dtype if config.dtype == "auto" else config.dtype)
     max_model_len = _max_model_len(config, cfg)
-    mesh = _mesh(config.parallel.tensor_parallel_size, cfg.num_kv_heads)
+    mesh = engine_mesh(config.parallel, cfg.num_kv_heads)
     check_mesh(module.param_specs(cfg), mesh)
     runner = Runner(module, cfg, config, mesh, dtype, max_model_len)
     runner.start_compiling()
@@ -64,7 +64,7 @@ def _max_model_len(config: EngineConfig, cfg: Any) -> int:
     return wanted or cfg.max_position_embeddings
 
 
-def _mesh(tensor_parallel_size: int, num_kv_heads: int) -> Mesh:
+def engine_mesh(parallel: ParallelConfig, num_kv_heads: int) -> Mesh:
     """Splits KV heads as far as they go, then the query heads that share one."""
-    kv = math.gcd(tensor_parallel_size, num_kv_heads)
-    return make_mesh(kv=kv, group=tensor_parallel_size // kv)
+    kv = math.gcd(parallel.tensor_parallel_size, num_kv_heads)
+    return make_mesh(parallel.data_parallel_size, kv, parallel.tensor_parallel_size // kv)

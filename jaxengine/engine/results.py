@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,9 @@ class HostLogprobs:
     top_logprobs: np.ndarray
 
     @classmethod
-    def read(cls, result: ScoreResult | SampleResult) -> HostLogprobs:
-        return cls(*(np.asarray(getattr(result, f.name)) for f in fields(cls)))
+    def read(cls, result: ScoreResult | SampleResult, places: np.ndarray | slice | None = None) -> HostLogprobs:
+        """places: the rows to take, in order; None: all."""
+        return cls(*(_taken(getattr(result, f.name), places) for f in fields(cls)))
 
     def entry(self, row: int, token_id: int, count: int, text: Callable[[int], str | None]) -> dict[int, Logprob]:
         """One position: the token's own log-probability first, then the top `count`."""
@@ -43,7 +45,11 @@ class HostResult:
     logprobs: HostLogprobs | None
 
     @classmethod
-    def read(cls, result: SampleResult, wants_logprobs: bool) -> HostResult:
-        """Waits for the device."""
-        logprobs = HostLogprobs.read(result) if wants_logprobs else None
-        return cls(np.asarray(result.ids).tolist(), np.asarray(result.finite).tolist(), logprobs)
+    def read(cls, result: SampleResult, wants_logprobs: bool, places: np.ndarray | None = None) -> HostResult:
+        """Waits for the device. places: the rows to take, in order; None: all."""
+        logprobs = HostLogprobs.read(result, places) if wants_logprobs else None
+        return cls(_taken(result.ids, places).tolist(), _taken(result.finite, places).tolist(), logprobs)
+
+
+def _taken(values: Any, places: np.ndarray | slice | None) -> np.ndarray:
+    return np.asarray(values) if places is None else np.asarray(values)[places]

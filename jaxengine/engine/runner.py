@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import weakref
 from types import ModuleType
 from typing import Any
@@ -11,18 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from jaxengine.config import EngineConfig
 from jaxengine.engine import compile_cache, sampler
 from jaxengine.engine.ledger import CompileLedger, Key
 from jaxengine.engine.memory import MemoryPlan, abstract_pool, allocate, plan_memory
+from jaxengine.engine.plan_buckets import plan_buckets
 from jaxengine.engine.sampling_batch import SampleInputs
 from jaxengine.engine.sampling_rows import InputPlacer
-from jaxengine.engine.step import COPIES, SCORE_ROWS, StepBuckets, Steps
-from jaxengine.scheduler.buckets import decode_buckets, row_buckets, token_buckets
+from jaxengine.engine.step import COPIES, Steps
+from jaxengine.types import ShardPlan
 from pallas_kernels.backend import resolve_backend
-from sharding import abstract_params
+from sharding import DATA, MODEL, abstract_params, spec
 
 _ALIVE: weakref.WeakSet[Runner] = weakref.WeakSet()
 
@@ -55,17 +57,20 @@ class Runner:
             config.attention_backend, platform=mesh.devices.flat[0].platform, head_dim=cfg.head_dim,
             block_size=config.cache.block_size, dtype=jnp.dtype(self.memory.kv_cache_dtype),
         )
-        self.buckets = _step_buckets(config, -(-max_model_len // config.cache.block_size))
+        self.num_shards = mesh.shape[DATA]
+        self.buckets = plan_buckets(
+            config, -(-max_model_len // config.cache.block_size), math.prod(mesh.shape[axis] for axis in MODEL)
+        )
         self.ledger = CompileLedger(
             workers=2 if config.compile.warmup == "full" else 1,
             forbid_after_warmup=config.compile.forbid_compile_after_warmup,
         )
-        self._replicated = NamedSharding(mesh, PartitionSpec())
         self._pool_shape = abstract_pool(cfg, self.memory, mesh)
-        state = jax.eval_shape(lambda: sampler.init_state(config.scheduler.max_num_seqs, cfg.vocab_size))
-        self._state_shape = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=self._replicated), state
+        state = jax.eval_shape(
+            lambda: sampler.init_state(config.scheduler.max_num_seqs, cfg.vocab_size, self.num_shards)
         )
+        by_slot = NamedSharding(mesh, spec("slots"))
+        self._state_shape = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=by_slot), state)
         self.steps = Steps(family, cfg, mesh, self.ledger, self.buckets, self.backend)
         self.steps.plan_all(params, self._pool_shape, self._state_shape)
         self._placer = InputPlacer(mesh, cfg.vocab_size)
@@ -91,48 +96,60 @@ class Runner:
             self.ledger.finish_warmup(wait=True)
 
     def forward(self, kind: str, bucket: int, packed: np.ndarray) -> tuple[jax.Array, jax.Array | None]:
-        """Dispatches a forward; returns (rows [R, D], hidden [T_max, D] of a mixed step) without waiting."""
+        """Dispatches a forward; returns (rows [R, D], hidden [T_max, D] of a mixed step), of each shard, without
+        waiting. packed: the shards' parts one after another."""
         step = self.ledger.get(Key(kind, bucket))
-        self.pool, rows, hidden = step(self.params, self.pool, self.state.last_tokens, self._put(packed))
+        self.pool, rows, hidden = step(self.params, self.pool, self.state.last_tokens, self._put(packed, "shards"))
         return rows, hidden
 
     def greedy(self, rows: jax.Array, slots: np.ndarray) -> sampler.SampleResult:
-        """Dispatches the greedy head on the first len(slots) rows; len(slots) is a bucket."""
-        step = self.ledger.get(Key("greedy", len(slots)))
-        result, self.state = step(self.params, rows, self.state, self._put(slots))
+        """Dispatches the greedy head on the first rows of each shard, as many as `slots` has for it: a bucket."""
+        step = self.ledger.get(Key("greedy", len(slots) // self.num_shards))
+        result, self.state = step(self.params, rows, self.state, self._put(slots, "tokens"))
         return _start_copy(result)
 
     def sample(self, rows: jax.Array, inputs: SampleInputs) -> sampler.SampleResult:
-        """Dispatches the full sampler on the first rows, as many as `inputs` has: a bucket."""
-        step = self.ledger.get(Key("sample", len(inputs.rows)))
+        """Dispatches the full sampler on the first rows of each shard, as many as `inputs` has for it: a bucket."""
+        step = self.ledger.get(Key("sample", len(inputs.rows) // self.num_shards))
         result, self.state = step(self.params, rows, self.state, self._placer.place(inputs))
         return _start_copy(result)
 
-    def score(self, hidden: jax.Array, index: np.ndarray, targets: np.ndarray) -> list[sampler.ScoreResult]:
-        """Log-probabilities of `targets` int32[n] at hidden rows `index` int32[n], SCORE_ROWS a call."""
-        step = self.ledger.get(Key("score"))
+    def score(
+        self, hidden: jax.Array, index: np.ndarray, targets: np.ndarray, shard: int
+    ) -> list[sampler.ScoreResult]:
+        """Log-probabilities of `targets` int32[n] at the shard's hidden rows `index` int32[n], buckets.score a call.
+
+        The results hold as many rows for every shard; those of `shard` count.
+        """
+        step, size = self.ledger.get(Key("score")), self.buckets.score
         results = []
-        for at in range(0, len(index), SCORE_ROWS):
-            part = np.zeros((2, SCORE_ROWS), np.int32)
-            n = len(index[at : at + SCORE_ROWS])
-            part[0, :n], part[1, :n] = index[at : at + n], targets[at : at + n]
-            results.append(_start_copy(step(self.params, hidden, self._put(part[0]), self._put(part[1]))))
+        for at in range(0, len(index), size):
+            part = np.zeros((2, self.num_shards, size), np.int32)
+            n = len(index[at : at + size])
+            part[0, shard, :n], part[1, shard, :n] = index[at : at + n], targets[at : at + n]
+            rows, ids = self._put(part[0].ravel(), "tokens"), self._put(part[1].ravel(), "sampled")
+            results.append(_start_copy(step(self.params, hidden, rows, ids)))
         return results
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        for at in range(0, len(pairs), COPIES):
-            part = np.zeros((2, COPIES), np.int32)
-            chunk = pairs[at : at + COPIES]
-            part[:, : len(chunk)] = np.array(chunk, np.int32).T
-            self.pool = self.ledger.get(Key("copy"))(self.pool, self._put(part[0]), self._put(part[1]))
+    def copy_blocks(self, plans: tuple[ShardPlan, ...]) -> None:
+        """Copies within each shard's pool what its plan asks for."""
+        for at in range(0, max(len(plan.copies) for plan in plans), COPIES):
+            part = np.zeros((2, self.num_shards, COPIES), np.int32)
+            for shard, plan in enumerate(plans):
+                pairs = plan.copies[at : at + COPIES]
+                if pairs:
+                    part[:, shard, : len(pairs)] = np.array(pairs, np.int32).T
+            sources, destinations = (self._put(side.ravel(), "shards") for side in part)
+            self.pool = self.ledger.get(Key("copy"))(self.pool, sources, destinations)
 
     def reset_slot(self, slot: int, prompt: list[int], output: list[int]) -> None:
         """Restores a slot's penalty counts when a sequence takes it."""
-        inputs = sampler.reset_inputs(slot, prompt, output, self.buckets.max_tokens)
+        shard, slot = divmod(slot, self.buckets.max_num_seqs)
+        inputs = sampler.reset_inputs(slot, prompt, output, self.buckets.max_tokens, shard)
         self.state = self.ledger.get(Key("reset"))(self.state, *map(self._put, inputs))
 
-    def _put(self, x: np.ndarray) -> Any:
-        return x if self.mesh.size == 1 else jax.device_put(x, self._replicated)
+    def _put(self, x: np.ndarray, *axes: str) -> Any:
+        return x if self.mesh.size == 1 else jax.device_put(x, NamedSharding(self.mesh, spec(*axes)))
 
     def wait(self) -> None:
         """Returns when the device has done all that was dispatched."""
@@ -148,20 +165,3 @@ def _start_copy(result: Any) -> Any:
     for leaf in jax.tree.leaves(result):
         leaf.copy_to_host_async()
     return result
-
-
-def _step_buckets(config: EngineConfig, blocks_per_seq: int) -> StepBuckets:
-    seqs, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-    decode = config.compile.decode_buckets or decode_buckets(seqs)
-    mixed = config.compile.token_buckets or token_buckets(tokens, seqs)
-    if decode[-1] < seqs:
-        raise ValueError(f"decode_buckets={decode} must reach max_num_seqs={seqs}")
-    if mixed[-1] < tokens:
-        raise ValueError(f"token_buckets={mixed} must reach max_num_batched_tokens={tokens}")
-    rows = row_buckets(seqs)
-    return StepBuckets(
-        decode, mixed, greedy=rows, sample=rows[-2:], max_num_seqs=seqs, blocks_per_seq=blocks_per_seq,
-        max_tokens=blocks_per_seq * config.cache.block_size,
-    )
-
-

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from jaxengine.arrays import KVPool
 from jaxengine.engine import sampler
@@ -22,15 +22,15 @@ from jaxengine.engine.batch import BatchShape, unpack
 from jaxengine.engine.ledger import CompileLedger, Key
 from jaxengine.engine.sampling_batch import SampleInputs
 from jaxengine.engine.sampling_rows import abstract_inputs
-from sharding import spec
+from sharding import DATA, spec
 
 COPIES = 16          # block copies in one call
-SCORE_ROWS = 64      # prompt positions scored in one call
+SCORE_ROWS = 64      # prompt positions scored in one call, or a few more
 
 
 @dataclass(frozen=True)
 class StepBuckets:
-    """The fixed sizes that steps are padded to."""
+    """The fixed sizes that each shard's part of a step is padded to."""
 
     decode: tuple[int, ...]      # sequences of a decode step
     mixed: tuple[int, ...]       # flat tokens of a mixed step
@@ -39,6 +39,7 @@ class StepBuckets:
     max_num_seqs: int
     blocks_per_seq: int
     max_tokens: int              # of one sequence: max_model_len rounded up to whole blocks
+    score: int = SCORE_ROWS      # rows scored in one call
 
     @property
     def num_rows(self) -> int:
@@ -62,32 +63,35 @@ class Steps:
 
     def plan_all(self, params: Any, pool: KVPool, state: sampler.SamplerState) -> None:
         """Plans from abstract arrays: the weights need not be there yet."""
-        b, D, dtype = self.buckets, self.cfg.hidden_size, params.embed.dtype
-        rows = self._replicated((b.num_rows, D), dtype)
-        hidden = self._replicated((b.mixed[-1], D), dtype)
+        b, D, dtype, array = self.buckets, self.cfg.hidden_size, params.embed.dtype, self._array
+        shards = self.mesh.shape[DATA]
+        rows = array((shards * b.num_rows, D), dtype, "tokens")
+        hidden = array((shards * b.mixed[-1], D), dtype, "tokens")
         # In the order they are first needed, which is the order they are compiled in.
         for kind, sizes in (("mixed", b.mixed), ("decode", b.decode)):
             for size in sizes:
                 shape = b.shape(kind, size)
-                packed = self._replicated((shape.packed_size,), jnp.int32)
+                packed = array((shards * shape.packed_size,), jnp.int32, "shards")
                 text = f"T={shape.num_tokens} B={shape.num_seqs} M={shape.blocks_per_seq}"
                 self._plan(Key(kind, size), text, partial(self._forward, shape=shape), 1,
                            params, pool, state.last_tokens, packed)
         for r in b.greedy:
             self._plan(Key("greedy", r), f"R={r}", partial(self._greedy, num_rows=r), 2,
-                       params, rows, state, self._replicated((r,), jnp.int32))
+                       params, rows, state, array((shards * r,), jnp.int32, "tokens"))
         for r in b.sample:
-            inputs = jax.tree.map(lambda s: self._replicated(s.shape, s.dtype), abstract_inputs(r, self.cfg.vocab_size))
+            inputs = jax.tree.map(
+                lambda s: array(s.shape, s.dtype, "sampled"), abstract_inputs(shards * r, self.cfg.vocab_size)
+            )
             self._plan(Key("sample", r), f"R={r}", partial(self._sample, num_rows=r), 2, params, rows, state, inputs)
-        index = self._replicated((SCORE_ROWS,), jnp.int32)
-        self._plan(Key("score"), f"R={SCORE_ROWS}", self._score, None, params, hidden, index, index)
+        index, targets = (array((shards * b.score,), jnp.int32, axis) for axis in ("tokens", "sampled"))
+        self._plan(Key("score"), f"R={b.score}", self._score, None, params, hidden, index, targets)
         self._plan(Key("reset"), f"tokens={b.max_tokens}", sampler.reset_slot, 0, state,
-                   self._replicated((3,), jnp.int32), self._replicated((b.max_tokens,), jnp.int32))
-        pairs = self._replicated((COPIES,), jnp.int32)
+                   array((4,), jnp.int32), array((b.max_tokens,), jnp.int32))
+        pairs = array((shards * COPIES,), jnp.int32, "shards")
         self._plan(Key("copy"), f"blocks={COPIES}", copy_blocks, 0, pool, pairs, pairs)
 
-    def _replicated(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, PartitionSpec()))
+    def _array(self, shape: tuple[int, ...], dtype: Any, *axes: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec(*axes)))
 
     def _plan(self, key: Key, shapes: str, f: Callable, donate: int | None, *args: Any) -> None:
         def lower() -> Any:
@@ -101,27 +105,44 @@ class Steps:
         """-> (pool, rows [R, D] to sample from, hidden states [T_max, D] of a mixed step for scoring)."""
         batch, rows = unpack(packed, last_tokens, shape, self.backend)
         hidden, pool = self.family.forward(params, batch, pool, self.cfg)
-        picked = hidden.at[rows].get(out_sharding=spec("tokens", "embed"))
+        picked = take_rows(hidden, rows)
         if shape.max_q_len is not None:
             return pool, picked, None
-        return pool, picked, jnp.pad(hidden, ((0, self.buckets.mixed[-1] - hidden.shape[0]), (0, 0)))
+        missing = self.buckets.mixed[-1] - shape.num_tokens
+        return pool, picked, by_shard(lambda hidden: jnp.pad(hidden, ((0, missing), (0, 0))), hidden)
 
     def _greedy(self, params, rows, state, slots, *, num_rows: int):
-        logits = self.family.compute_logits(params, rows[:num_rows], self.cfg)
+        logits = self._logits(params, rows, num_rows)
         return sampler.greedy(logits, state, slots)
 
     def _sample(self, params, rows, state, inputs: SampleInputs, *, num_rows: int):
-        logits = self.family.compute_logits(params, rows[:num_rows], self.cfg)
+        logits = self._logits(params, rows, num_rows)
         return sampler.sample(logits, state, inputs)
 
+    def _logits(self, params, rows, num_rows: int):
+        """Of the first `num_rows` of each shard's rows."""
+        return self.family.compute_logits(params, by_shard(lambda rows: rows[:num_rows], rows), self.cfg)
+
     def _score(self, params, hidden, index, targets):
-        rows = hidden.at[index].get(out_sharding=spec("tokens", "embed"))
-        return sampler.score(self.family.compute_logits(params, rows, self.cfg), targets)
+        return sampler.score(self.family.compute_logits(params, take_rows(hidden, index), self.cfg), targets)
+
+
+def by_shard(f: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """f on each shard's part of arrays whose first axis is the tokens, without communication."""
+    return jax.shard_map(f, in_specs=spec("tokens"), out_specs=spec("tokens"), check_vma=False)(*arrays)
+
+
+def take_rows(hidden: jax.Array, index: jax.Array) -> jax.Array:
+    """hidden [shards * T, D] at int32[shards * R], each shard's index into its own part -> [shards * R, D]."""
+    return by_shard(lambda hidden, index: hidden.at[index].get(), hidden, index)
 
 
 def copy_blocks(pool: KVPool, sources: jax.Array, destinations: jax.Array) -> KVPool:
-    """Copies whole blocks within the pool, all layers: copy on write. Unused pairs copy block 0 to itself."""
-    def copy(x: jax.Array) -> jax.Array:
-        sharding = spec("blocks", "kv_heads", None)
-        return x.at[destinations].set(x.at[sources].get(out_sharding=sharding), out_sharding=sharding)
-    return jax.tree.map(copy, pool)
+    """Copies whole blocks within each shard's pool, all layers: copy on write. Unused pairs copy block 0 to itself."""
+    def local(pool: KVPool, sources: jax.Array, destinations: jax.Array) -> KVPool:
+        return jax.tree.map(lambda x: x.at[destinations].set(x.at[sources].get()), pool)
+
+    blocks, pairs = spec("blocks", "kv_heads", None), spec("shards")
+    return jax.shard_map(local, in_specs=(blocks, pairs, pairs), out_specs=blocks, check_vma=False)(
+        pool, sources, destinations
+    )

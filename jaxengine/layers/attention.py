@@ -1,13 +1,13 @@
 """Attention of a step's tokens over the paged KV pool, each device on its own heads."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
-from jax.sharding import PartitionSpec
 
 from jaxengine.arrays import StepBatch
 from jaxengine.layers.linear import linear
-from pallas_kernels.ragged_paged_attention import KVLayer, ragged_paged_attention
+from pallas_kernels.ragged_paged_attention import AttentionMetadata, KVLayer, ragged_paged_attention
 from sharding import spec
 
 Q_AXES = ("tokens", "kv_heads", "q_group", "head")
@@ -50,7 +50,8 @@ def paged_attention(
 ) -> tuple[jax.Array, KVLayer]:
     """Writes k and v into the pool and attends; returns (out [T, K, G, H], updated kv).
 
-    Kernels see one device's heads only, so they run in a fully manual shard_map.
+    Kernels see one shard's sequences and one device's heads only, so they run in a fully manual shard_map,
+    without any communication.
     """
     kernel = partial(
         ragged_paged_attention, scale=scale, sliding_window=sliding_window, softcap=softcap,
@@ -59,15 +60,17 @@ def paged_attention(
 
     def local(q, k, v, kv, metadata, sinks):
         T, K, G, H = q.shape
+        metadata = replace(metadata, num_decodes=metadata.num_decodes.reshape(()))
         out, kv = kernel(q.reshape(T, K * G, H), k, v, kv, metadata,
                          sinks=None if sinks is None else sinks.reshape(K * G))
         return out.reshape(T, K, G, H), kv
 
     kv_specs = jax.tree.map(lambda _: spec("blocks", "kv_heads", None), kv)
-    everywhere = jax.tree.map(lambda _: PartitionSpec(), batch.attention)
+    tokens = spec("tokens")
+    metadata_specs = AttentionMetadata(*(tokens,) * 4, num_decodes=spec("shards"))  # type: ignore[arg-type]
     return jax.shard_map(
         local,
-        in_specs=(spec(*Q_AXES), spec(*KV_AXES), spec(*KV_AXES), kv_specs, everywhere, spec("kv_heads", "q_group")),
+        in_specs=(spec(*Q_AXES), spec(*KV_AXES), spec(*KV_AXES), kv_specs, metadata_specs, spec("kv_heads", "q_group")),
         out_specs=(spec(*Q_AXES), kv_specs),
         check_vma=False,
     )(q, k, v, kv, batch.attention, sinks)

@@ -44,6 +44,7 @@ ENGINE_VALUES = {
     "enable_chunked_prefill": (["--no-enable-chunked-prefill"], False),
     "policy": (["--scheduling-policy", "fcfs"], "fcfs"),
     "tensor_parallel_size": (["-tp", "2"], 2),
+    "data_parallel_size": (["-dp", "2"], 2),
     "warmup": (["--warmup", "full"], "full"),
     "decode_buckets": (["--decode-buckets", "1,8"], [1, 8]),
     "token_buckets": (["--token-buckets", "32"], [32]),

@@ -16,7 +16,8 @@ SEQS, TOKENS, BLOCK, BLOCKS_PER_SEQ = 6, 24, 4, 16
 def check(plan: StepPlan, view: dict[str, np.ndarray], samples: list[SampleRow], seqs: dict[int, Sequence]) -> None:
     at, expected = 0, []
     children: dict[int, list[tuple[int, int]]] = {}
-    for parent, child, slot in plan.forks:
+    (shard,) = plan.shards
+    for parent, child, slot in shard.forks:
         children.setdefault(parent, []).append((child, slot))
     for i, row in enumerate(plan.rows):
         seq, positions = seqs[row.seq_id], range(row.start, row.start + row.num_tokens)
@@ -37,7 +38,7 @@ def check(plan: StepPlan, view: dict[str, np.ndarray], samples: list[SampleRow],
     assert view["cu_q_lens"][len(plan.rows) :].tolist() == [at] * (len(view["cu_q_lens"]) - len(plan.rows))
     assert not view["kv_lens"][len(plan.rows) :].any()
     assert not view["slot_mapping"][at:].any()
-    assert view["num_decodes"][0] == plan.num_decodes
+    assert view["num_decodes"][0] == shard.num_decodes
     assert [(s.seq.seq_id, s.slot, s.position, s.token_index) for s in samples] == expected
     assert view["rows"][: len(samples)].tolist() == [e[3] for e in expected]
 
@@ -51,7 +52,7 @@ def run(seed: int) -> set[str]:
     """Checks every step of a random schedule; returns the difficulties that it held."""
     r = random.Random(seed)
     config = SchedulerConfig(max_num_seqs=SEQS, max_num_batched_tokens=TOKENS)
-    scheduler = Scheduler(config, BlockManager(r.choice([18, 40, 80]), BLOCK), BLOCK * BLOCKS_PER_SEQ)
+    scheduler = Scheduler(config, [BlockManager(r.choice([18, 40, 80]), BLOCK)], BLOCK * BLOCKS_PER_SEQ)
     seqs: dict[int, Sequence] = {}
     builder = BatchBuilder(SEQS, BLOCKS_PER_SEQ, BLOCK, seqs.__getitem__)
     buckets = StepBuckets((SEQS,), (TOKENS + SEQS,), (SEQS,), (SEQS,), SEQS, BLOCKS_PER_SEQ, BLOCK * BLOCKS_PER_SEQ)
@@ -67,9 +68,10 @@ def run(seed: int) -> set[str]:
         if plan is not None:
             kind = "decode" if plan.is_decode else "mixed"
             shape = buckets.shape(kind, SEQS if plan.is_decode else TOKENS + SEQS)
-            packed, samples = builder.build(plan, shape)
+            packed, (samples,) = builder.build(plan, shape)
             check(plan, shape.views(packed), samples, seqs)
-            seen |= {name for name in ("copies", "forks", "preempted") if getattr(plan, name)}
+            seen |= {name for name in ("copies", "forks") if getattr(plan.shards[0], name)}
+            seen |= {"preempted"} if plan.preempted else set()
         for sample in before:      # read one step late
             if scheduler.commit(sample.seq, r.randrange(3)) and len(sample.seq.token_ids) >= sample.seq.max_num_tokens:
                 scheduler.finish(sample.seq, FinishReason.LENGTH)

@@ -53,8 +53,8 @@ def over_small_pool(smol: LLM, num_blocks: int) -> Engine:
     """A second engine over the same weights, pool and executables that may use only `num_blocks` blocks."""
     first = smol.engine
     engine = Engine(first.runner, first.config, first.max_model_len, first.tokenizer)
-    engine.blocks = BlockManager(num_blocks, first.config.cache.block_size, enable_prefix_caching=True)
-    engine.scheduler = Scheduler(first.config.scheduler, engine.blocks, first.max_model_len)
+    blocks = BlockManager(num_blocks, first.config.cache.block_size, enable_prefix_caching=True)
+    engine.scheduler = Scheduler(first.config.scheduler, [blocks], first.max_model_len)
     return engine
 
 

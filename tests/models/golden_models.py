@@ -110,6 +110,7 @@ class PagedModel:
         rows = sorted(rows, key=lambda row: row.count != 1)
         with jax.set_mesh(self.mesh):
             logits, self.pool = self._step(self.params, self._batch(rows, bucket, decode), self.pool)
+        logits = np.asarray(logits)
         at = 0
         for row in rows:
             self.logits[row.prompt][row.start : row.start + row.count] = logits[at : at + row.count]
@@ -129,10 +130,10 @@ class PagedModel:
         cu_q_lens[: len(rows)] = ends - [row.count for row in rows]
         if decode:      # as the engine's decode step: one token a sequence, padding included
             cu_q_lens = np.arange(NUM_SEQS + 1, dtype=np.int32)
-        arrays = jax.tree.map(jnp.asarray, (
-            ids, positions, slots, tables, kv_lens, cu_q_lens,
-            np.int32(sum(row.count == 1 for row in rows)),
-        ))
+        num_decodes = np.array([sum(row.count == 1 for row in rows)], np.int32)
+        arrays = jax.device_put(
+            (ids, positions, slots, tables, kv_lens, cu_q_lens, num_decodes), NamedSharding(self.mesh, spec("tokens"))
+        )
         return StepBatch(
             arrays[0], arrays[1], AttentionMetadata(*arrays[2:]),
             max_q_len=1 if decode else None, attention_backend=self.backend,

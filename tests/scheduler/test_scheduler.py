@@ -102,7 +102,7 @@ def test_n_sequences_prefill_once_and_fork():
     parent, *children = engine.add(request("a", [3] * 10, max_tokens=4, n=3))
     other, = engine.add(request("b", [4] * 2, max_tokens=2, n=1, arrival=1))
     engine.step()
-    assert engine.plans[0].forks == ()
+    assert engine.plans[0].shards[0].forks == ()
     assert [child.status for child in children] == [SequenceStatus.WAITING] * 2
     engine.step()
     plan = engine.plans[1]
