@@ -344,8 +344,8 @@ class Engine:
         return None if self.tokenizer is None else self.tokenizer.token_text(token_id)
 
     def _stop_ids(self, params: SamplingParams) -> set[int]:
-        """Every id that ends the sequence: what min_tokens holds back."""
-        return set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self.eos_token_ids)
+        """What min_tokens holds back: every id that may end a sequence, EOS even where it is ignored, as in vLLM."""
+        return {*(params.stop_token_ids or ()), *self.eos_token_ids}
 
     def _bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as ids, at the start of a text and after a space."""
