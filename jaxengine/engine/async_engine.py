@@ -104,7 +104,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.error: BaseException | None = None
-        self.on_death: Callable[[], None] | None = None      # called once, on the engine's thread
+        self.on_death: Callable[[], None] | None = None      # called after a failed step, on the engine's thread
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, tuple[OutputStream, int]] = {}
         self._closed = False
@@ -283,7 +283,7 @@ class AsyncEngine:
         streams = {id(stream): stream for stream, _ in self._streams.values()}
         self._streams = {}
         self._deliver([(stream, error) for stream in streams.values()])
-        if self.on_death is not None:
+        if self.on_death is not None and self.error is not None:
             self.on_death()
 
     def _deliver(self, items: list[tuple[OutputStream, Item]]) -> None:
