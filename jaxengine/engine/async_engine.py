@@ -16,6 +16,7 @@ from jaxengine.config import EngineConfig
 from jaxengine.engine.engine import Engine
 from jaxengine.engine.load import load_engine
 from jaxengine.engine.output import OutputKind
+from jaxengine.structured import CompiledGrammar
 from jaxengine.types import Request, RequestOutput, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Job:
     prompt: str | None = None
     priority: int = 0
     cache_salt: str | None = None
+    grammar: CompiledGrammar | None = None      # of params.structured_outputs, from `Engine.compile_grammar`
 
 
 Item = tuple[int, RequestOutput] | BaseException      # the index of its job, and what it did
@@ -162,7 +164,7 @@ class AsyncEngine:
                 self._streams[request_id] = stream, at
                 self.engine.add_request(
                     job.prompt_token_ids, job.params, request_id=request_id, prompt=job.prompt,
-                    priority=job.priority, cache_salt=job.cache_salt, output_kind=output_kind,
+                    priority=job.priority, cache_salt=job.cache_salt, output_kind=output_kind, grammar=job.grammar,
                 )
 
         self._submit(add, stream)
@@ -176,7 +178,10 @@ class AsyncEngine:
 
         Raises ValueError for a request that cannot be served, EngineDeadError when the step loop has failed.
         """
-        job = Job(prompt_token_ids, params or SamplingParams(), prompt, priority, cache_salt)
+        params = params or SamplingParams()
+        compiling = self.engine.compile_grammar(params)
+        grammar = None if compiling is None else await asyncio.wrap_future(compiling)
+        job = Job(prompt_token_ids, params, prompt, priority, cache_salt, grammar)
         stream = self.submit([job], output_kind)
         try:
             async for batch in stream:

@@ -103,7 +103,7 @@ def needs_full(params: SamplingParams, num_output_tokens: int = 0) -> bool:
         not is_greedy(params)
         or has_penalties(params)
         or params.logprobs is not None
-        or bool(params.logit_bias or params.bad_words or params.allowed_token_ids)
+        or bool(params.logit_bias or params.bad_words or params.allowed_token_ids or params.structured_outputs)
         or num_output_tokens < params.min_tokens
     )
 
