@@ -84,7 +84,7 @@ class Engine:
         self.compiler: GrammarCompiler | None = None
         if tokenizer is not None:
             self.compiler = GrammarCompiler(tokenizer, eos_token_ids, runner.cfg.vocab_size)
-        self._grammars = SequenceGrammars(runner.cfg.vocab_size)
+        self._grammars = SequenceGrammars()
         # Sequences that want more than the likeliest ids. Most steps have none, and then no row is looked at.
         self._scored: set[int] = set()             # prompt log-probabilities
         self._with_logprobs: set[int] = set()

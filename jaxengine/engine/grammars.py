@@ -7,7 +7,7 @@ from collections.abc import Sequence as Rows
 import numpy as np
 
 from jaxengine.engine.batch import SampleRow
-from jaxengine.structured import CompiledGrammar, GrammarMatcher
+from jaxengine.structured import CompiledGrammar, GrammarMatcher, fill_masks
 from jaxengine.types import Sequence
 
 
@@ -17,8 +17,7 @@ class SequenceGrammars:
     A step's masks are made after every earlier id was read, while the device computes the step's forward.
     """
 
-    def __init__(self, vocab_size: int) -> None:
-        self._num_words = -(-vocab_size // 32)
+    def __init__(self) -> None:
         self._matchers: dict[int, GrammarMatcher] = {}     # by seq_id
 
     def admit(self, seq: Sequence, grammar: CompiledGrammar) -> None:
@@ -34,12 +33,12 @@ class SequenceGrammars:
         """uint32[ceil(V/32)] by row, for rows with a grammar; None where no row has one."""
         if not self._matchers:
             return None
-        masks = {}
-        for row, sample in enumerate(samples):
-            matcher = self.get(sample.seq)
-            if matcher is not None:
-                masks[row] = np.empty(self._num_words, np.uint32)
-                params = sample.seq.request.params
-                may_end = not params.ignore_eos and matcher.num_tokens >= params.min_tokens
-                matcher.fill(masks[row], may_end)
-        return masks or None
+        rows = [row for row, sample in enumerate(samples) if sample.seq.seq_id in self._matchers]
+        if not rows:
+            return None
+        return dict(zip(rows, fill_masks([self._next(samples[row].seq) for row in rows]), strict=True))
+
+    def _next(self, seq: Sequence) -> tuple[GrammarMatcher, bool]:
+        """A sequence's matcher, and whether it may end here."""
+        matcher, params = self._matchers[seq.seq_id], seq.request.params
+        return matcher, not params.ignore_eos and matcher.num_tokens >= params.min_tokens

@@ -5,6 +5,6 @@ llguidance is optional (the extra `structured`) and imported when the first gram
 
 from jaxengine.structured.compiled import CompiledGrammar
 from jaxengine.structured.compiler import GrammarCompiler, GrammarError
-from jaxengine.structured.matcher import GrammarMatcher
+from jaxengine.structured.matcher import GrammarMatcher, fill_masks
 
-__all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarError", "GrammarMatcher"]
+__all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarError", "GrammarMatcher", "fill_masks"]

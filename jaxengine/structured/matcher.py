@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,7 @@ class GrammarMatcher:
     """
 
     def __init__(self, handle: Any, vocabulary: GrammarVocabulary, wear: Wear) -> None:
-        self._handle, self._wear = handle, wear
-        self._eos, self._has_eos = vocabulary.eos_mask, vocabulary.has_eos
+        self._handle, self._vocabulary, self._wear = handle, vocabulary, wear
         self.ended = False
         self.error: str | None = None
         self.num_tokens = 0
@@ -49,21 +49,31 @@ class GrammarMatcher:
         self.num_tokens -= num_tokens
         self.ended = self._handle.is_stopped()
 
-    def fill(self, mask: np.ndarray, may_end: bool = True) -> None:
-        """Writes the allowed tokens to mask, uint32[ceil(V/32)]: bit i of word w for token 32 w + i.
-
-        may_end: False leaves the end-of-sequence tokens out. Where nothing else can follow, the text has ended
-        and the mask is empty, as it is after an error.
-        """
-        words = np.frombuffer(self._handle.compute_bitmask(), np.uint32)[: len(mask)]
+    def settle(self, mask: np.ndarray, may_end: bool) -> None:
+        """After llguidance has filled a mask: what it does not know of. See `fill_masks`."""
         if self._handle.is_error():
             self._fail("the grammar is too complex at this point of the output")
             mask[:] = 0
-        elif may_end and self._has_eos:
-            mask[:] = words
-        else:
-            np.bitwise_and(words, ~self._eos, out=mask)
+        elif not may_end or not self._vocabulary.has_eos:
+            mask &= ~self._vocabulary.eos_mask
             self.ended = not mask.any()
 
     def _fail(self, error: str) -> None:
         self.error, self._wear.failed = f"structured_outputs: {error}", True
+
+
+def fill_masks(rows: Sequence[tuple[GrammarMatcher, bool]]) -> np.ndarray:
+    """The tokens that each matcher allows next: uint32[R, ceil(V/32)], bit i of word w for token 32 w + i.
+
+    rows: matchers of one model, with whether the sequence may end here; where it may not, end-of-sequence tokens
+    are left out. Where nothing else can follow then, the matcher has `ended` and its row is empty, as it is after
+    an error. Works on all rows at once, on llguidance's own threads and without the GIL.
+    """
+    vocabulary = rows[0][0]._vocabulary
+    masks = np.empty((len(rows), vocabulary.num_mask_words), np.uint32)
+    handles = [(matcher._handle, row) for row, (matcher, _) in enumerate(rows)]
+    vocabulary.executor.unsafe_compute_mask_ptr(handles, masks.ctypes.data, masks.shape[1] * 4, len(rows))
+    masks = masks[:, : len(vocabulary.eos_mask)]
+    for mask, (matcher, may_end) in zip(masks, rows, strict=True):
+        matcher.settle(mask, may_end)
+    return masks

@@ -48,7 +48,10 @@ class GrammarVocabulary:
         self._special = frozenset(self.special_token_ids)
         self.eos_token_id = self.eos_ids[0]
         self.eos_mask = self._eos_mask()
-        self.handle: Any = load_llguidance().LLTokenizer(self, eos_token=self.eos_ids)
+        llguidance = load_llguidance()
+        self.handle: Any = llguidance.LLTokenizer(self, eos_token=self.eos_ids)
+        self.executor: Any = llguidance.LLExecutor()
+        self.num_mask_words = -(-len(self.tokens) // 32)      # the stand-in counts here
 
     def __call__(self, text: str) -> list[int]:
         """How the model itself would spell a text that the grammar forces. Called by llguidance."""
