@@ -11,10 +11,10 @@ from jaxengine.config import EngineConfig
 from jaxengine.engine import engine as engine_module
 from jaxengine.engine.engine import Engine
 from jaxengine.scheduler import scheduler as scheduler_module
-from jaxengine.server.metrics import Exposition, Recorder, SloTargets
-from jaxengine.server.metrics.families import METRICS
+from jaxengine.server.metrics import Exposition, HttpRecorder, Recorder, SloTargets
+from jaxengine.server.metrics.families import ENGINE_METRICS, HTTP_METRICS
 from jaxengine.server.metrics.histogram import Histogram, decades, powers_of_two, with_bound
-from jaxengine.server.metrics.recorder import REFUSALS, refusal
+from jaxengine.server.metrics.http import REFUSALS, refusal
 
 THREE = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
@@ -46,8 +46,14 @@ class Served:
         settings = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "enable_prefix_caching": True} | options
         self.engine: Engine = stand_in_engine(EngineConfig.from_options(**settings), 8000, 64, None)
         self.recorder = self.engine.observer = Recorder(self.engine, targets)
-        self.exposition = Exposition(self.recorder, "tiny")
+        self.http = HttpRecorder()
+        self.exposition = self.exposed()
         self.clock = clock
+
+    def exposed(self, model_name: str = "tiny", vllm_names: bool = True) -> Exposition:
+        exposition = Exposition(self.http, model_name, vllm_names)
+        exposition.engine = self.recorder
+        return exposition
 
     def add(self, prompt: list[int], params: SamplingParams = THREE) -> str:
         request_id = self.engine.add_request(prompt, params)
@@ -245,7 +251,7 @@ def test_a_prompt_alone_counts_its_tokens() -> None:
 def test_refusals_have_known_reasons() -> None:
     served = Served()
     for status, code in ((400, "context_length_exceeded"), (400, None), (429, "queue_full"), (418, "x\n{}")):
-        served.recorder.turned_away(status, code)
+        served.http.turned_away(status, code)
     scrape = served.scrape()
     counts = {r: value(scrape, "jaxengine_requests_refused_total", reason=r) for r in REFUSALS}
     assert counts == dict.fromkeys(REFUSALS, 0) | {"too_long": 1, "invalid": 1, "queue_full": 1, "other": 1}
@@ -263,6 +269,15 @@ def test_compilations_are_the_ledgers() -> None:
     assert value(scrape, "jaxengine_compile_seconds_total") == 1.5
 
 
+def test_before_the_model_is_loaded() -> None:
+    exposition = Exposition(HttpRecorder(), "tiny")
+    assert exposition.snapshot().keys() == {"time", "model"}
+    before = exposition.render()[0]
+    assert value(parse(before), "jaxengine_requests_refused_total", reason="unavailable") == 0
+    assert names(before) == names(Served().exposition.render()[0])
+    assert not any(name.startswith("vllm:") for name, _ in parse(before))
+
+
 def test_two_servers_in_one_process_count_for_themselves() -> None:
     one, two = Served(), Served()
     one.add([1, 2])
@@ -273,7 +288,7 @@ def test_two_servers_in_one_process_count_for_themselves() -> None:
 
 def test_vllms_names_can_be_left_out() -> None:
     served = Served()
-    plain = Exposition(served.recorder, "tiny", vllm_names=False)
+    plain = served.exposed(vllm_names=False)
     assert not any("vllm" in name for name in names(plain.render()[0]))
     both = names(served.exposition.render()[0])
     assert both > names(plain.render()[0])
@@ -300,14 +315,14 @@ def test_every_sample_names_the_model_and_openmetrics_is_offered() -> None:
 def test_odd_model_names_stay_one_label() -> None:
     served = Served()
     name = 'a"b\\c\nd{}'
-    body = Exposition(served.recorder, name).render()[0].decode()
+    body = served.exposed(name).render()[0].decode()
     assert all(line.startswith(("#", "jaxengine_", "vllm:", "process_")) for line in body.splitlines())
     assert 'model_name="a\\"b\\\\c\\nd{}"' in body
 
 
 def test_names_are_used_once() -> None:
-    ours = [m.name for m in METRICS]
-    theirs = [name for m in METRICS for name in m.vllm]
+    ours = [m.name for m in (*ENGINE_METRICS, *HTTP_METRICS)]
+    theirs = [name for m in (*ENGINE_METRICS, *HTTP_METRICS) for name in m.vllm]
     assert len(set(ours)) == len(ours)
     assert len(set(theirs)) == len(theirs)
 

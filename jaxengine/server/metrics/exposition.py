@@ -13,20 +13,23 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from jaxengine.server.metrics.families import METRICS, PREFIX, VLLM, Metric
+from jaxengine.server.metrics.families import ENGINE_METRICS, HTTP_METRICS, PREFIX, VLLM, Metric, Samples
+from jaxengine.server.metrics.http import HttpRecorder
 from jaxengine.server.metrics.recorder import Recorder
 
 _FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
 
 
 class Exposition(Collector):
-    """Renders a Recorder. Each server has its own registry, so several can live in one process.
+    """Renders what was recorded. Each server has its own registry, so several can live in one process.
 
+    engine: set once the model is loaded; until then its metrics have no samples.
     model_name: the value of the label of that name, the first of the names that the server answers to.
     """
 
-    def __init__(self, recorder: Recorder, model_name: str, vllm_names: bool = True) -> None:
-        self.recorder, self.model_name, self.vllm_names = recorder, model_name, vllm_names
+    def __init__(self, http: HttpRecorder, model_name: str, vllm_names: bool = True) -> None:
+        self.http, self.model_name, self.vllm_names = http, model_name, vllm_names
+        self.engine: Recorder | None = None
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)      # memory, file descriptors, start time
@@ -35,13 +38,20 @@ class Exposition(Collector):
         return []      # the registry need not collect once just to learn the names
 
     def collect(self) -> Iterator[Family]:
-        for metric in METRICS:
-            samples = list(metric.read(self.recorder))      # once, so that aliases agree
-            yield self._family(PREFIX + metric.name, metric, samples)
-            for name in metric.vllm if self.vllm_names else ():
-                yield self._family(VLLM + name, metric, samples)
+        engine = self.engine
+        for metric in ENGINE_METRICS:
+            yield from self._families(metric, [] if engine is None else metric.read(engine))
+        for metric in HTTP_METRICS:
+            yield from self._families(metric, metric.read(self.http))
 
-    def _family(self, name: str, metric: Metric, samples: list[tuple[tuple[str, ...], Any]]) -> Family:
+    def _families(self, metric: Metric[Any], samples: Samples) -> Iterator[Family]:
+        """The metric under our name and under vLLM's, with the same samples."""
+        samples = list(samples)
+        yield self._family(PREFIX + metric.name, metric, samples)
+        for name in metric.vllm if self.vllm_names else ():
+            yield self._family(VLLM + name, metric, samples)
+
+    def _family(self, name: str, metric: Metric[Any], samples: Samples) -> Family:
         family = _FAMILIES[metric.kind](name, metric.help, labels=("model_name", *metric.labels))
         for labels, value in samples:
             labels = (self.model_name, *labels)
@@ -59,16 +69,17 @@ class Exposition(Collector):
 
     def snapshot(self) -> dict[str, Any]:
         """Queue, cache and token counts at `time` (seconds); two of them give the throughput in between."""
-        r, engine = self.recorder, self.recorder.engine
-        return {
-            "time": time.monotonic(),
-            "model": self.model_name,
+        shown: dict[str, Any] = {"time": time.monotonic(), "model": self.model_name}
+        if (recorder := self.engine) is None:
+            return shown
+        engine, blocks = recorder.engine, recorder.engine.blocks
+        return shown | {
             "num_requests_running": engine.scheduler.num_running,
             "num_requests_waiting": engine.scheduler.num_waiting,
             "max_num_seqs": engine.config.scheduler.max_num_seqs,
-            "kv_cache_usage": engine.blocks.usage,
-            "prompt_tokens": r.prompt_tokens,
-            "generation_tokens": r.generation_tokens,
-            "prefix_cache_queries": engine.blocks.num_queried_tokens,
-            "prefix_cache_hits": engine.blocks.num_hit_tokens,
+            "kv_cache_usage": blocks.usage,
+            "prompt_tokens": recorder.prompt_tokens,
+            "generation_tokens": recorder.generation_tokens,
+            "prefix_cache_queries": blocks.num_queried_tokens,
+            "prefix_cache_hits": blocks.num_hit_tokens,
         }

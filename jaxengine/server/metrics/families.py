@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from jaxengine.server.metrics.histogram import Histogram
+from jaxengine.server.metrics.http import HttpRecorder
 from jaxengine.server.metrics.recorder import Recorder
 
 PREFIX = "jaxengine_"
@@ -16,14 +17,17 @@ VLLM = "vllm:"
 Samples = Iterable[tuple[tuple[str, ...], Any]]
 
 
+Source = TypeVar("Source", Recorder, HttpRecorder)
+
+
 @dataclass(frozen=True)
-class Metric:
+class Metric(Generic[Source]):
     """`name` without prefix and, for counters, without `_total`. Times are seconds, shares 0 to 1."""
 
     name: str
     kind: str                       # gauge, counter, histogram
     help: str
-    read: Callable[[Recorder], Samples]
+    read: Callable[[Source], Samples]
     labels: tuple[str, ...] = ()
     vllm: tuple[str, ...] = ()      # vLLM's names, same form
 
@@ -58,7 +62,7 @@ def _cache_config(r: Recorder) -> Samples:
     return [((str(blocks.block_size), str(blocks.num_blocks - 1)), 1)]
 
 
-METRICS = (
+ENGINE_METRICS: tuple[Metric[Recorder], ...] = (
     # Now.
     Metric("num_requests_running", "gauge", "Sequences that are being computed.",
            lambda r: _one(r.engine.scheduler.num_running), vllm=("num_requests_running",)),
@@ -84,10 +88,6 @@ METRICS = (
     # Requests.
     Metric("request_success", "counter", "Sequences that ended, by reason; abort and error are counted too.",
            lambda r: _by(r.finished), ("finished_reason",), ("request_success",)),
-    Metric("requests_refused", "counter", "Requests turned away before they ran, by reason.",
-           lambda r: _by(r.refused), ("reason",)),
-    Metric("http_responses", "counter", "HTTP responses by route and status.",
-           lambda r: [((path, str(status)), n) for (path, status), n in list(r.http.items())], ("endpoint", "status")),
     Metric("time_to_first_token_seconds", "histogram", "From a request's arrival to its first token.",
            lambda r: _one(r.ttft), vllm=("time_to_first_token_seconds",)),
     Metric("inter_token_latency_seconds", "histogram", "Between two tokens of a sequence.",
@@ -125,4 +125,12 @@ METRICS = (
     Metric("slo_met", "counter", "How many of those met it.",
            lambda r: [((name,), s.met) for name, s in r.slo.items()], ("slo",)),
     Metric("slo_met_ratio", "gauge", "Their share since the start.", _slo_ratio, ("slo",)),
+)
+
+HTTP_METRICS: tuple[Metric[HttpRecorder], ...] = (
+    Metric("requests_refused", "counter", "Requests that were answered with an error, by reason.",
+           lambda r: _by(r.refused), ("reason",)),
+    Metric("http_responses", "counter", "HTTP responses by route and status; 499: the client left first.",
+           lambda r: [((path, str(status)), n) for (path, status), n in list(r.responses.items())],
+           ("endpoint", "status")),
 )

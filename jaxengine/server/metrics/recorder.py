@@ -1,7 +1,7 @@
-"""What the engine and the HTTP side report, as plain numbers that a scrape reads at any moment.
+"""What the engine reports, as plain numbers that a scrape reads at any moment.
 
-Each number has one writer: the engine's thread, or the event loop. Nothing here is locked, so a scrape never
-waits for a step, nor a step for a scrape. A step costs a few microseconds however many sequences it has.
+Only the engine's thread writes them. Nothing here is locked, so a scrape never waits for a step, nor a step for a
+scrape. A step costs a few microseconds however many sequences it has.
 """
 
 from __future__ import annotations
@@ -14,27 +14,11 @@ from jaxengine.server.metrics.targets import Share, SloTargets
 from jaxengine.types import FinishReason, Sequence
 
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
-
-# Why a request was turned away before it ran. Labels come from here alone, never from a request.
-REFUSALS: tuple[str, ...] = (
-    "invalid", "too_long", "too_large", "unauthorized", "not_found", "queue_full", "timeout", "unavailable", "other",
-)
 KINDS: tuple[str, ...] = ("decode", "mixed")      # of steps
-_BY_STATUS = {
-    400: "invalid", 401: "unauthorized", 403: "unauthorized", 404: "not_found", 405: "not_found", 408: "timeout",
-    413: "too_large", 415: "invalid", 422: "invalid", 429: "queue_full", 431: "too_large", 503: "unavailable",
-}
-
-
-def refusal(status: int, code: str | None) -> str:
-    """The reason, one of REFUSALS, behind an error's status and code."""
-    if code == "context_length_exceeded":
-        return "too_long"
-    return _BY_STATUS.get(status, "other")
 
 
 class Recorder:
-    """Observes one engine (see EngineObserver) and the requests that the server turned away.
+    """Observes one engine (see EngineObserver).
 
     Tokens count when their step is read, prompts once they are computed, sequences (a request with n > 1 has n of
     them) when they end. Latencies of whole requests are those of requests that came to their own end.
@@ -52,8 +36,6 @@ class Recorder:
         self.e2e, self.queue, self.prefill, self.decode = (Histogram(long) for _ in range(4))
         self.prompt_length, self.output_length = Histogram(prompt), Histogram(prompt)
         self.finished = {reason.value: 0 for reason in FinishReason}
-        self.refused = dict.fromkeys(REFUSALS, 0)
-        self.http: dict[tuple[str, int], int] = {}
         self.slo = {"ttft": Share(), "itl": Share(), "request": Share()}
         buckets = engine.runner.buckets
         self.step_time = {
@@ -62,8 +44,6 @@ class Recorder:
         }
         self.step_tokens = {kind: Histogram(powers_of_two(most)) for kind in KINDS}
         self.padding = dict.fromkeys(KINDS, 0)
-
-    # --- on the engine's thread ---------------------------------------------------------------------------
 
     def step_read(self, stats: StepStats, tokens: TokensRead) -> None:
         self.step_time[stats.kind, stats.bucket].observe(stats.step_s)
@@ -114,13 +94,3 @@ class Recorder:
         if ttft is not None or itl is not None:
             soon = ttft is None or first - arrival <= ttft
             self.slo["request"].judge(soon and (itl is None or all(gap <= itl for gap in gaps)))
-
-    # --- on the event loop --------------------------------------------------------------------------------
-
-    def answered(self, endpoint: str, status: int) -> None:
-        """A response was sent. `endpoint` is a route's own path, never what a client wrote."""
-        self.http[endpoint, status] = self.http.get((endpoint, status), 0) + 1
-
-    def turned_away(self, status: int, code: str | None) -> None:
-        """A request was refused before it ran."""
-        self.refused[refusal(status, code)] += 1
