@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from jaxengine.engine.async_engine import AsyncEngine
     from jaxengine.engine.engine import Engine
     from jaxengine.engine.llm import LLM
+    from jaxengine.structured_outputs import StructuredOutputs
     from jaxengine.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
@@ -17,12 +18,16 @@ _EXPORTS = {
     "Engine": "jaxengine.engine.engine",
     "AsyncEngine": "jaxengine.engine.async_engine",
     "SamplingParams": "jaxengine.types",
+    "StructuredOutputs": "jaxengine.structured_outputs",
     "RequestOutput": "jaxengine.types",
     "CompletionOutput": "jaxengine.types",
     "Logprob": "jaxengine.types",
 }
 
-__all__ = ["LLM", "AsyncEngine", "CompletionOutput", "Engine", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM", "AsyncEngine", "CompletionOutput", "Engine", "Logprob", "RequestOutput", "SamplingParams",
+    "StructuredOutputs",
+]
 
 
 def __getattr__(name: str) -> Any:

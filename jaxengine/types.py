@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
+from jaxengine.structured_outputs import StructuredOutputs
+
 MAX_LOGPROBS = 20
 MAX_N = 128
 
@@ -46,6 +48,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -89,6 +92,8 @@ class SamplingParams:
         for token_id, bias in (self.logit_bias or {}).items():
             _whole("logit_bias key", token_id, 0, None)
             _number(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        if not isinstance(self.structured_outputs, (StructuredOutputs, type(None))):
+            raise ValueError(f"structured_outputs={self.structured_outputs!r} must be a StructuredOutputs")
         for word in self.bad_words or ():
             if not isinstance(word, str) or not word:
                 raise ValueError(f"bad_words={self.bad_words!r}: every entry must be a non-empty string")

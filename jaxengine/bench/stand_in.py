@@ -49,6 +49,9 @@ class StandInRunner:
     def sample(self, rows: Any, packed: Any) -> SampleResult:
         return self._draw(len(packed.rows))
 
+    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Nothing to copy."""
+
     def reset_slot(self, slot: int, token_ids: list[int], num_prompt: int) -> None:
         """Nothing to reset."""
 

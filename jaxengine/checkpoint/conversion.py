@@ -1,6 +1,7 @@
 """Any supported checkpoint -> an Orbax checkpoint or a Hugging Face folder."""
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,7 +17,10 @@ from jaxengine.checkpoint.load import load_params
 from jaxengine.checkpoint.open import open_checkpoint
 from jaxengine.checkpoint.orbax_checkpoint import write_orbax
 from jaxengine.models.registry import family
+from jaxengine.tokenizer.export import write_huggingface_tokenizer
 from sharding import make_mesh
+
+log = logging.getLogger(__name__)
 
 FORMATS = ("orbax", "huggingface")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -59,7 +63,15 @@ def convert(
             write_orbax(params, chosen, folder)
         else:
             write_safetensors(params, module, cfg, chosen, folder)
+            _write_tokenizer(checkpoint, folder)
     return target
+
+
+def _write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
+    try:
+        write_huggingface_tokenizer(checkpoint.metadata, folder)
+    except ValueError as error:      # the weights are worth having all the same
+        log.warning("no tokenizer.json was written: %s", error)
 
 
 def _check_free(target: Path) -> None:

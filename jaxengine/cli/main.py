@@ -12,7 +12,8 @@ from jaxengine.cli import CommandError
 
 COMMANDS = {
     "generate": "complete prompts, or answer one message",
-    "chat": "talk with a model",
+    "serve": "serve a model over HTTP, with OpenAI's API",
+    "chat": "talk with a model in the terminal",
     "models": "list the demo models and the supported architectures",
     "info": "show a model's configuration, memory plan and compile ledger",
     "convert": "write a checkpoint in another format",
@@ -24,6 +25,7 @@ MODEL is a demo name (see `jaxengine models`), a Hugging Face folder, a .gguf fi
 `jaxengine convert` wrote, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct.
 
 examples:
+  jaxengine serve smollm2-135m-instruct
   jaxengine chat smollm2-135m-instruct
   jaxengine generate smollm2-135m-instruct --chat "What is the capital of France?" --temperature 0
   jaxengine generate ./my-model --prompt "Once upon a time" --prompt "The sky is" --max-tokens 32 --json
@@ -33,6 +35,7 @@ examples:
 
 environment:
   JAXENGINE_ACCEPT_GEMMA_TERMS=1   accept the terms of Gemma models
+  JAXENGINE_API_KEY=KEY            the key that jaxengine serve asks for
   JAXENGINE_TRACEBACK=1            show where an error arose
   JAX_PLATFORMS=cpu                keep off the accelerator
 

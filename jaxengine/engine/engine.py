@@ -13,6 +13,7 @@ import itertools
 import random
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +21,16 @@ import numpy as np
 
 from jaxengine.config import EngineConfig
 from jaxengine.engine.batch import BatchBuilder, SampleRow
+from jaxengine.engine.grammars import SequenceGrammars
 from jaxengine.engine.output import OutputKind, RequestState, SequenceOutput
 from jaxengine.engine.results import HostLogprobs, HostResult
 from jaxengine.engine.runner import Runner
 from jaxengine.engine.sampling_batch import has_penalties, needs_full, validate_bans, validate_ids
 from jaxengine.engine.sampling_rows import RowBuilder
 from jaxengine.engine.stats import EngineObserver, StepStats, TokensRead
-from jaxengine.scheduler import BlockManager, Scheduler
+from jaxengine.scheduler import BlockManager, BlockPools, Scheduler
 from jaxengine.scheduler.limits import max_num_tokens
+from jaxengine.structured import CompiledGrammar, GrammarCompiler, GrammarMatcher
 from jaxengine.tokenizer import Tokenizer
 from jaxengine.types import (
     FinishReason,
@@ -83,6 +86,10 @@ class Engine:
             runner.num_shards,
         )
         self._rows = RowBuilder(config.scheduler.max_num_seqs, runner.cfg.vocab_size, runner.num_shards)
+        self.compiler: GrammarCompiler | None = None
+        if tokenizer is not None:
+            self.compiler = GrammarCompiler(tokenizer, eos_token_ids, runner.cfg.vocab_size)
+        self._grammars = SequenceGrammars()
         # Sequences that want more than the likeliest ids. Most steps have none, and then no row is looked at.
         self._scored: set[int] = set()             # prompt log-probabilities
         self._with_logprobs: set[int] = set()
@@ -102,9 +109,8 @@ class Engine:
         return self.runner.memory
 
     @property
-    def blocks(self) -> BlockManager:
-        """The blocks of the first data-parallel shard, the only one without data parallelism."""
-        return self.scheduler.pools[0]
+    def blocks(self) -> BlockPools:
+        return self.scheduler.pools
 
     @property
     def has_unfinished(self) -> bool:
@@ -113,9 +119,12 @@ class Engine:
     def add_request(
         self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, request_id: str | None = None,
         prompt: str | None = None, priority: int = 0, cache_salt: str | None = None,
-        output_kind: OutputKind = "cumulative",
+        output_kind: OutputKind = "cumulative", grammar: CompiledGrammar | None = None,
     ) -> str:
-        """Queues a request and returns its id. Raises ValueError for what can never be served."""
+        """Queues a request and returns its id. Raises ValueError for what can never be served.
+
+        grammar: what `compile_grammar` made of params.structured_outputs; without it, this call compiles.
+        """
         params = params or SamplingParams()
         request_id = request_id if request_id is not None else f"req-{next(self._request_ids)}"
         if request_id in self.requests:
@@ -125,6 +134,8 @@ class Engine:
         request.prompt_token_ids = [int(t) for t in prompt_token_ids]
         if params.seed is None:
             request.params = params = params.replace(seed=self._seeds.getrandbits(63))
+        if grammar is None and (compiling := self.compile_grammar(params)) is not None:
+            grammar = compiling.result()
         sequences = self.scheduler.add(request)
         outputs = [SequenceOutput(s, self.tokenizer, self.eos_token_ids) for s in sequences]
         state = self.requests[request_id] = RequestState(request, outputs, output_kind)
@@ -132,7 +143,20 @@ class Engine:
             self._outputs[seq.seq_id], self._states[seq.seq_id] = out, state
             self._rows.admit(seq, self._stop_ids(params), bad_words)
             self._note_wishes(seq)
+            if grammar is not None:
+                self._grammars.admit(seq, grammar)
         return request_id
+
+    def compile_grammar(self, params: SamplingParams) -> Future[CompiledGrammar] | None:
+        """Starts to compile the request's structured_outputs on another thread; None where it has none.
+
+        The future raises ValueError for a grammar that is refused. Any thread may ask.
+        """
+        if params.structured_outputs is None:
+            return None
+        if self.compiler is None:
+            raise ValueError("structured_outputs needs a tokenizer, and this engine has none")
+        return self.compiler.submit(params.structured_outputs)
 
     def check_request(self, request: Request) -> list[list[int]]:
         """Raises ValueError for a request that can never be served; returns its bad words as token ids.
@@ -235,7 +259,8 @@ class Engine:
         if full:
             for sample in samples:
                 self._restore_counts(sample)
-            flight.result = self.runner.sample(flight.rows, self._rows.build(samples, bucket, places=flight.places))
+            masks = self._grammars.masks(samples)
+            flight.result = self.runner.sample(flight.rows, self._rows.build(samples, bucket, masks, flight.places))
         else:
             limit = self.config.scheduler.max_num_seqs
             slots = np.full(bucket * len(flight.num_samples), limit, np.int32)      # padding rows: the spare slot
@@ -280,6 +305,10 @@ class Engine:
         return outputs
 
     def _take(self, seq: Sequence, state: RequestState, result: HostResult, i: int, read: TokensRead) -> None:
+        grammar = self._grammars.get(seq)
+        if grammar is not None and (grammar.ended or grammar.error):      # before this token: it was not to be
+            self._end_by_grammar(seq, state, grammar)
+            return
         if not result.finite[i]:
             state.error = "a logit of the model is not finite, or no token is allowed"
             self.scheduler.finish(seq, FinishReason.ERROR, register=False)
@@ -298,8 +327,19 @@ class Engine:
         if out.logprobs is not None and result.logprobs is not None:
             logprobs = result.logprobs.entry(i, token_id, seq.request.params.logprobs or 0, self._text)
         ended = out.append(token_id, logprobs)
+        if grammar is not None and (ended is None or ended[0] is FinishReason.LENGTH):
+            grammar.consume(token_id)
+            if grammar.ended or (grammar.error and ended is None):
+                self._end_by_grammar(seq, state, grammar)
+                return
         if ended is not None:
             self.scheduler.finish(seq, *ended)
+
+    def _end_by_grammar(self, seq: Sequence, state: RequestState, grammar: GrammarMatcher) -> None:
+        """The text is complete, even for a request that ignores EOS; or its grammar has failed."""
+        self._outputs[seq.seq_id].flush()
+        state.error = grammar.error or state.error
+        self.scheduler.finish(seq, FinishReason.ERROR if grammar.error else FinishReason.STOP)
 
     def _take_unsampled(self, seq: Sequence, num_computed: int, touched: dict[RequestState, None]) -> None:
         """A chunk of a prompt was computed; a request without output ends with its prompt."""
@@ -326,6 +366,7 @@ class Engine:
             seq_id = out.seq.seq_id
             del self._outputs[seq_id], self._states[seq_id]
             self._rows.release(out.seq)
+            self._grammars.release(out.seq)
             for wishes in (self._scored, self._with_logprobs, self._full):
                 wishes.discard(seq_id)
         if self.observer is not None:
@@ -364,8 +405,8 @@ class Engine:
         return None if self.tokenizer is None else self.tokenizer.token_text(token_id)
 
     def _stop_ids(self, params: SamplingParams) -> set[int]:
-        """Every id that ends the sequence: what min_tokens holds back."""
-        return set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self.eos_token_ids)
+        """What min_tokens holds back: every id that may end a sequence, EOS even where it is ignored, as in vLLM."""
+        return {*(params.stop_token_ids or ()), *self.eos_token_ids}
 
     def _bad_word_ids(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as ids, at the start of a text and after a space."""

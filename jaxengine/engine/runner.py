@@ -85,6 +85,7 @@ class Runner:
         for key in (Key("mixed", b.mixed[0]), Key("decode", b.decode[0]), Key("greedy", b.greedy[0])):
             self.ledger.start(key)
         if self.config.compile.warmup != "lazy":
+            self.ledger.start(Key("sample", b.sample[0]))      # next, since chats rarely are greedy
             self.ledger.finish_warmup(wait=False)
 
     def load(self, params: Any) -> None:

@@ -103,7 +103,7 @@ def needs_full(params: SamplingParams, num_output_tokens: int = 0) -> bool:
         not is_greedy(params)
         or has_penalties(params)
         or params.logprobs is not None
-        or bool(params.logit_bias or params.bad_words or params.allowed_token_ids)
+        or bool(params.logit_bias or params.bad_words or params.allowed_token_ids or params.structured_outputs)
         or num_output_tokens < params.min_tokens
     )
 
@@ -123,7 +123,13 @@ def validate_ids(params: SamplingParams, vocab_size: int) -> None:
 
 def validate_bans(params: SamplingParams, stop_ids: Iterable[int], bad_words: Sequence[Sequence[int]]) -> None:
     """Raises ValueError where a request biases or bans more tokens than a row holds. bad_words as token ids."""
-    held_back = len(set(stop_ids)) if params.min_tokens else 0
+    stop_ids = set(stop_ids)
+    if params.min_tokens and params.allowed_token_ids and stop_ids.issuperset(params.allowed_token_ids):
+        raise ValueError(
+            f"allowed_token_ids={params.allowed_token_ids} are all stop tokens, which min_tokens={params.min_tokens} "
+            "holds back: no token would be left"
+        )
+    held_back = len(stop_ids) if params.min_tokens else 0
     biased = len(params.logit_bias or {})
     total = biased + held_back + len(bad_words)
     if total > MAX_BIAS:

@@ -22,6 +22,7 @@ from heapq import merge
 
 from jaxengine.config import SchedulerConfig
 from jaxengine.scheduler.block_manager import BlockManager
+from jaxengine.scheduler.block_pools import BlockPools
 from jaxengine.scheduler.draft import Draft, Offer
 from jaxengine.scheduler.limits import max_num_tokens
 from jaxengine.scheduler.policies import POLICIES
@@ -42,11 +43,11 @@ class Scheduler:
         if config.policy not in POLICIES:
             raise ValueError(f"policy={config.policy!r} is not known; known: {', '.join(POLICIES)}")
         self.config = config
-        self.pools = tuple(pools)
+        self.pools = BlockPools(pools)
         self.max_model_len = max_model_len
         self.num_preemptions = 0
         self._roster = Roster(POLICIES[config.policy], config.max_num_seqs, len(self.pools))
-        self._reserve = int(ADMISSION_RESERVE * self.pools[0].num_blocks)
+        self._reserve = int(ADMISSION_RESERVE * self.pools[0].num_blocks)      # in each pool
         self._next_step_id = 0
 
     @property
@@ -73,16 +74,12 @@ class Scheduler:
 
     def waste(self) -> float:
         """Allocated but unused KV slots over allocated ones, 0 to 1."""
-        wasted = [
-            pool.waste(seqs) * pool.num_used for pool, seqs in zip(self.pools, self._roster.running, strict=True)
-        ]
-        return sum(wasted) / max(1, sum(pool.num_used for pool in self.pools))
+        return self.pools.waste(self.running)
 
     def check(self) -> None:
         """Asserts the invariants of queues, slots and blocks. For tests: walks everything."""
         self._roster.check()
-        for pool, seqs in zip(self.pools, self._roster.running, strict=True):
-            pool.check(seqs)
+        self.pools.check(self.running)
 
     # --- arrival, results, end --------------------------------------------------------------------------
 
@@ -95,7 +92,7 @@ class Scheduler:
         """
         if request.request_id in self._roster.by_request:
             raise ValueError(f"request_id={request.request_id!r} is in use; choose another one")
-        limit = max_num_tokens(request, self.config, self.max_model_len, self.pools[0].capacity)
+        limit = max_num_tokens(request, self.config, self.max_model_len, self.pools.capacity)
         return self._roster.add(request, limit)
 
     def commit(self, seq: Sequence, token_id: int) -> bool:

@@ -53,6 +53,10 @@ class TokenizersVocabulary:
     def token_of(self, token_id: int) -> str | None:
         return self._tokenizer.id_to_token(token_id)
 
+    def to_json(self) -> str:
+        """The contents of a tokenizer.json."""
+        return self._tokenizer.to_str()
+
     def affixes(self) -> tuple[list[int], list[int]]:
         """The ids that the file's own post-processor puts before and after a text."""
         bare = self._tokenizer.encode("a", add_special_tokens=False).ids

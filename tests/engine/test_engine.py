@@ -249,6 +249,8 @@ def test_min_tokens_and_masks(smol: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=12)
     held = smol.chat(messages, params.replace(min_tokens=12), use_tqdm=False)[0].outputs[0]
     assert len(held.token_ids) == 12
+    both = smol.chat(messages, params.replace(min_tokens=12, ignore_eos=True), use_tqdm=False)[0].outputs[0]
+    assert both.token_ids == held.token_ids      # EOS is held back even where it would not end the answer
     banned = smol.chat(messages, params.replace(bad_words=["Paris"]), use_tqdm=False)[0].outputs[0]
     assert "Paris" not in banned.text
     allowed = SamplingParams(temperature=1.0, seed=1, max_tokens=10, allowed_token_ids=[500, 600, 700])

@@ -1,0 +1,119 @@
+"""Structured logs: every line is one JSON object or `key=value` text, and holds nothing of a client's unescaped.
+
+Control characters, escape sequences and line breaks come out as \\u escapes, and a client's own texts are cut, so
+nobody can forge a line or reach the terminal of whoever reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+FORMS = ("json", "text")
+LEVELS = ("debug", "info", "warning", "error")
+MAX_CHARS = 256
+
+log = logging.getLogger("jaxengine.access")
+_LOGGERS = ("jaxengine", "uvicorn")
+
+
+@dataclass
+class AccessRecord:
+    """One HTTP request, filled while it is served. Times in seconds; None and empty fields are left out."""
+
+    request_id: str
+    method: str
+    endpoint: str                    # the route's path, not the client's
+    status: int | None = None        # None: no response was sent
+    model: str | None = None
+    user: str | None = None
+    stream: bool | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    queue: float | None = None       # from arrival to the first step
+    ttft: float | None = None        # from arrival to the first token
+    e2e: float | None = None         # from the request's first byte to the response's last
+    finish_reasons: list[str] = field(default_factory=list)
+    error: str | None = None         # the error's code
+    client_abort: bool = False       # the client left before the end
+
+    def items(self) -> dict[str, Any]:
+        """What the line shows."""
+        shown = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is None or value == [] or value is False:
+                continue
+            shown[f.name] = round(value, 6) if isinstance(value, float) else value
+        return shown
+
+    def write(self) -> None:
+        """Logs the line: an error where our side failed."""
+        level = logging.ERROR if self.status is not None and self.status >= 500 else logging.INFO
+        if log.isEnabledFor(level):
+            log.log(level, "request", extra={"items": self.items()})
+
+
+class LineFormatter(logging.Formatter):
+    """A record as one line; `items`, a dict on the record, become fields of it."""
+
+    def __init__(self, form: str = "json") -> None:
+        super().__init__()
+        if form not in FORMS:
+            raise ValueError(f"log_format={form!r} is not known; use one of {', '.join(FORMS)}")
+        self.form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name,
+                "message": _cut(record.getMessage(), 16 * MAX_CHARS)}
+        line |= {key: _cut(value, MAX_CHARS) for key, value in getattr(record, "items", {}).items()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        if self.form == "json":
+            return _escaped(line)
+        time, level, name, message = (line.pop(key) for key in ("time", "level", "logger", "message"))
+        rest = "".join(f" {key}={_bare(value)}" for key, value in line.items() if key != "traceback")
+        below = "".join(f"\n    | {_inside(row)}" for row in line.get("traceback", "").splitlines())
+        return f"{time} {level} {name}: {_inside(message)}{rest}{below}"
+
+
+def configure_logging(form: str = "json", level: str = "info", stream: TextIO | None = None) -> None:
+    """Sends the package's and the HTTP server's logs as lines to `stream` (standard error), replacing handlers."""
+    if level not in LEVELS:
+        raise ValueError(f"log_level={level!r} is not known; use one of {', '.join(LEVELS)}")
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(LineFormatter(form))
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(level.upper())
+        logger.propagate = False
+    logging.getLogger("uvicorn.access").disabled = True      # ours says more
+
+
+def _cut(value: Any, limit: int) -> Any:
+    if isinstance(value, str) and len(value) > limit:
+        return value[:limit] + "..."
+    return value
+
+
+def _escaped(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), default=str).replace("\x7f", "\\u007f")
+
+
+def _inside(text: str) -> str:
+    """Escaped as in JSON, without the quotes."""
+    return _escaped(text)[1:-1].replace('\\"', '"')
+
+
+def _bare(value: Any) -> str:
+    """A value of a `key=value` line: quoted where it is not one plain word."""
+    text = _escaped(value)
+    inner = text[1:-1]
+    return inner if isinstance(value, str) and inner and all(c.isalnum() or c in "._-/:" for c in inner) else text

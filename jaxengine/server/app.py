@@ -1,0 +1,41 @@
+"""The application: routes, and the layers around them."""
+
+from __future__ import annotations
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp
+
+from jaxengine.server.chat import ChatCall
+from jaxengine.server.completions import CompletionCall
+from jaxengine.server.context import ServerContext
+from jaxengine.server.endpoint import GenerationEndpoint
+from jaxengine.server.guard import Guard
+from jaxengine.server.info import Info
+
+
+def routes(ctx: ServerContext) -> list[BaseRoute]:
+    info = Info(ctx)
+    return [
+        Route("/v1/completions", GenerationEndpoint(ctx, CompletionCall.prepare), methods=["POST"]),
+        Route("/v1/chat/completions", GenerationEndpoint(ctx, ChatCall.prepare), methods=["POST"]),
+        Route("/v1/models", info.models),
+        Route("/v1/models/{id:path}", info.model),
+        Route("/health", info.health),
+        Route("/version", info.version),
+        Route("/model_info", info.model_info),
+        Route("/get_model_info", info.model_info),
+        Route("/server_info", info.server_info),
+    ]
+
+
+def create_app(ctx: ServerContext) -> ASGIApp:
+    """The ASGI application over one context, whose model may be loaded later."""
+    app: ASGIApp = Guard(Router(routes(ctx), redirect_slashes=False), ctx)
+    origins = ctx.settings.allowed_origins
+    if origins:
+        app = CORSMiddleware(
+            app, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    return app

@@ -1,0 +1,1 @@
+"""What travels: the fields of requests and responses, checked strictly and published as OpenAPI."""
