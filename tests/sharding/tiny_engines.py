@@ -22,6 +22,7 @@ from jaxengine.engine.load import engine_mesh
 from jaxengine.engine.runner import Runner
 from jaxengine.models.registry import family
 from jaxengine.models.weights import source
+from jaxengine.types import RequestOutput, SamplingParams
 from sharding import ParamSpec, check_mesh
 
 VOCAB = 96       # twelve ids a device of eight: a multiple of neither 32 nor 128
@@ -85,3 +86,18 @@ def engine(config: dict[str, Any], data: int = 1, tensor: int = 1, **options: An
     runner.load(load_params(checkpoint(config), module, cfg, mesh, "float32", progress=False))
     assert runner.mesh.size == data * tensor == math.prod(mesh.shape.values())
     return Engine(runner, settings, OPTIONS["max_model_len"])
+
+
+def run(made: Engine, requests: list[tuple[list[int], SamplingParams]]) -> list[RequestOutput]:
+    """All at once, to their ends; blocks are checked after each step, and must all come back."""
+    ids = [made.add_request(prompt, params, output_kind="final_only") for prompt, params in requests]
+    done: dict[str, RequestOutput] = {}
+    while made.has_unfinished:
+        done |= {output.request_id: output for output in made.step() if output.finished}
+        made.blocks.check(made.scheduler.running)
+    assert made.blocks.num_used == 0
+    return [done[request_id] for request_id in ids]
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[list[int]]]:
+    return [[c.token_ids for c in output.outputs] for output in outputs]
