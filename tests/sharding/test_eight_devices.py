@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def findings() -> Iterator[dict[tuple[str, int, int], dict[str, Any]]]:
+def findings() -> dict[tuple[str, int, int], dict[str, Any]]:
     processes = [
         subprocess.Popen([sys.executable, "-W", "error", SCRIPT, *share], stdout=subprocess.PIPE,
                          stderr=subprocess.PIPE, text=True)
@@ -33,7 +32,7 @@ def findings() -> Iterator[dict[tuple[str, int, int], dict[str, Any]]]:
     for process, (_, errors) in zip(processes, results, strict=True):
         assert process.returncode == 0, errors[-3000:]
     lines = [json.loads(line) for output, _ in results for line in output.splitlines()]
-    yield {(line["family"], line["data"], line["tensor"]): line for line in lines}
+    return {(line["family"], line["data"], line["tensor"]): line for line in lines}
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
