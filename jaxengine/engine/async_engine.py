@@ -167,6 +167,7 @@ class AsyncEngine:
                 self.engine.add_request(
                     job.prompt_token_ids, job.params, request_id=request_id, prompt=job.prompt,
                     priority=job.priority, cache_salt=job.cache_salt, output_kind=output_kind, grammar=job.grammar,
+                    arrival_time=arrival_time,
                 )
 
         self._submit(add, stream)

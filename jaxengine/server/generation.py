@@ -23,7 +23,8 @@ def running(
 ) -> Iterator[AsyncIterator[Batch]]:
     """Submits jobs; what still runs when the block is left, for whatever reason, is aborted.
 
-    timeout: seconds until the last token at the latest. arrival_time: see Request. Raises ApiError, also from within the block.
+    timeout: seconds until the last token at the latest. arrival_time: see Engine.add_request. Raises ApiError, also
+    from within the block.
     """
     service = ctx.serving()
     check_admission(ctx, service, [len(job.prompt_token_ids) for job in jobs])
