@@ -235,7 +235,7 @@ def test_serve(measure: Measure, tiny: Engine, smollm2: str, monkeypatch: pytest
 
 
 def test_serve_tells_of_a_peer_that_refuses():
-    with pytest.raises(ValueError, match="client of http://127.0.0.1:9 failed"):
+    with pytest.raises(ValueError, match=r"client of http://127\.0\.0\.1:9 failed"):
         serve.client("http://127.0.0.1:9", "m", 1, 100)
     with pytest.raises(ValueError, match="NAME=URL"):
         serve._peer("http://127.0.0.1:9")
