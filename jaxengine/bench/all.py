@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jaxengine.bench.options import MODEL
 
-BENCHMARKS = ("decode", "prefill", "mixed", "host", "start", "batching", "prefix", "chunked", "memory")
+BENCHMARKS = ("decode", "prefill", "mixed", "host", "start", "batching", "prefix", "chunked", "memory", "serve")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

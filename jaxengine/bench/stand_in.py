@@ -1,7 +1,12 @@
-"""A stand-in for the device: a runner that answers at once with random ids, so that only host time is left."""
+"""A stand-in for the device: a runner that answers with random ids, at once or after a fixed time.
+
+At once, so that only host time is left; after a fixed time, to see what an accelerator of that speed would see, whose
+steps take none of the host's cores.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +32,10 @@ class _Config:
 class StandInRunner:
     """Has what Engine asks of a Runner. Every executable counts as compiled."""
 
-    def __init__(self, config: EngineConfig, vocab_size: int, num_blocks: int, max_model_len: int) -> None:
+    def __init__(
+        self, config: EngineConfig, vocab_size: int, num_blocks: int, max_model_len: int, step_s: float = 0.0
+    ) -> None:
+        self._step_s, self._ready = step_s, 0.0
         self.cfg, self.config, self.state = _Config(vocab_size), config, ()
         size = config.cache.block_size
         self.memory = MemoryPlan(0, 0, size, num_blocks, "none", "a stand-in")
@@ -60,12 +68,29 @@ class StandInRunner:
 
     def _draw(self, count: int) -> Any:
         low, high = min(WORDS, (self.cfg.vocab_size // 2, self.cfg.vocab_size))
-        ids = self._random.integers(low, high, count, dtype=np.int32)
+        ids: Any = self._random.integers(low, high, count, dtype=np.int32)
+        if self._step_s:
+            self._ready = max(self._ready, time.monotonic()) + self._step_s      # one step after the other
+            ids = _Later(ids, self._ready)
         return SampleResult(ids, np.ones(count, bool), None)      # type: ignore[arg-type]
 
 
-def stand_in_engine(config: EngineConfig, vocab_size: int, max_model_len: int, tokenizer: Tokenizer | None) -> Engine:
-    """An engine without a device; its pool holds max_num_seqs sequences of max_model_len tokens."""
+class _Later:
+    """Ids that whoever reads them has to wait for."""
+
+    def __init__(self, ids: np.ndarray, ready: float) -> None:
+        self._ids, self._ready = ids, ready
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        time.sleep(max(0.0, self._ready - time.monotonic()))
+        return self._ids
+
+
+def stand_in_engine(
+    config: EngineConfig, vocab_size: int, max_model_len: int, tokenizer: Tokenizer | None, step_s: float = 0.0
+) -> Engine:
+    """An engine without a device, whose steps take `step_s` seconds; its pool holds max_num_seqs sequences of
+    max_model_len tokens."""
     blocks = config.scheduler.max_num_seqs * -(-max_model_len // config.cache.block_size) + 1
-    runner = StandInRunner(config, vocab_size, blocks, max_model_len)
+    runner = StandInRunner(config, vocab_size, blocks, max_model_len, step_s)
     return Engine(runner, config, max_model_len, tokenizer)  # type: ignore[arg-type]

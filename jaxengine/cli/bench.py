@@ -15,6 +15,8 @@ BENCHMARKS = {
     "batching": "continuous against static batching",
     "chunked": "what running answers feel while a long prompt arrives",
     "prefix": "the prefix cache: what it saves, and what it costs where it never helps",
+    "kernel": "the attention op alone, over the shapes that a tuner looks at",
+    "serve": "through HTTP against the engine alone, and against other servers",
     "host": "the host's share of a step",
     "start": "from the command to the first token",
     "memory": "memory after loading, and its growth over many steps",

@@ -150,9 +150,11 @@ class AsyncEngine:
         )
 
     def submit(
-        self, jobs: Sequence[Job], output_kind: OutputKind = "delta", max_wait: float | None = None
+        self, jobs: Sequence[Job], output_kind: OutputKind = "delta", max_wait: float | None = None,
+        arrival_time: float | None = None,
     ) -> OutputStream:
         """Queues jobs from a running event loop. max_wait: seconds until a job's first step at the latest.
+        arrival_time: when they came in, on time.monotonic's clock (default: now).
 
         Raises EngineDeadError. A job that cannot be served, or waits too long, raises from the stream.
         """
@@ -165,6 +167,7 @@ class AsyncEngine:
                 self.engine.add_request(
                     job.prompt_token_ids, job.params, request_id=request_id, prompt=job.prompt,
                     priority=job.priority, cache_salt=job.cache_salt, output_kind=output_kind, grammar=job.grammar,
+                    arrival_time=arrival_time,
                 )
 
         self._submit(add, stream)

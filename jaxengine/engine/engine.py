@@ -120,16 +120,20 @@ class Engine:
         self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, request_id: str | None = None,
         prompt: str | None = None, priority: int = 0, cache_salt: str | None = None,
         output_kind: OutputKind = "cumulative", grammar: CompiledGrammar | None = None,
+        arrival_time: float | None = None,
     ) -> str:
         """Queues a request and returns its id. Raises ValueError for what can never be served.
 
         grammar: what `compile_grammar` made of params.structured_outputs; without it, this call compiles.
+        arrival_time: when it came in, on time.monotonic's clock (default: now); its latencies count from there.
         """
         params = params or SamplingParams()
         request_id = request_id if request_id is not None else f"req-{next(self._request_ids)}"
         if request_id in self.requests:
             raise ValueError(f"request_id={request_id!r} is already running")
         request = Request(request_id, prompt_token_ids, params, prompt, priority, cache_salt)
+        if arrival_time is not None:
+            request.arrival_time = arrival_time
         bad_words = self.check_request(request)
         request.prompt_token_ids = [int(t) for t in prompt_token_ids]
         if params.seed is None:

@@ -13,12 +13,9 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-FORMS = ("json", "text")
-LEVELS = ("debug", "info", "warning", "error")
 MAX_CHARS = 256
 
 log = logging.getLogger("jaxengine.access")
-_LOGGERS = ("jaxengine", "uvicorn")
 
 
 @dataclass
@@ -52,9 +49,8 @@ class AccessRecord:
             shown[f.name] = round(value, 6) if isinstance(value, float) else value
         return shown
 
-    def write(self) -> None:
-        """Logs the line: an error where our side failed."""
-        level = logging.ERROR if self.status is not None and self.status >= 500 else logging.INFO
+    def write(self, level: int = logging.INFO) -> None:
+        """Logs the line at one of logging's levels."""
         if log.isEnabledFor(level):
             log.log(level, "request", extra={"items": self.items()})
 
@@ -62,10 +58,8 @@ class AccessRecord:
 class LineFormatter(logging.Formatter):
     """A record as one line; `items`, a dict on the record, become fields of it."""
 
-    def __init__(self, form: str = "json") -> None:
+    def __init__(self, form: str) -> None:
         super().__init__()
-        if form not in FORMS:
-            raise ValueError(f"log_format={form!r} is not known; use one of {', '.join(FORMS)}")
         self.form = form
 
     def format(self, record: logging.LogRecord) -> str:
@@ -83,18 +77,17 @@ class LineFormatter(logging.Formatter):
         return f"{time} {level} {name}: {_inside(message)}{rest}{below}"
 
 
-def configure_logging(form: str = "json", level: str = "info", stream: TextIO | None = None) -> None:
-    """Sends the package's and the HTTP server's logs as lines to `stream` (standard error), replacing handlers."""
-    if level not in LEVELS:
-        raise ValueError(f"log_level={level!r} is not known; use one of {', '.join(LEVELS)}")
+def configure_logging(form: str = "auto", level: str = "info", stream: TextIO | None = None) -> None:
+    """Sends every log as lines to `stream` (standard error) and nowhere else: ours from `level` on, those of other
+    packages from warnings on. form and level: see ServerSettings.log_format and log_level."""
     handler = logging.StreamHandler(stream or sys.stderr)
+    if form == "auto":
+        form = "text" if handler.stream.isatty() else "json"
     handler.setFormatter(LineFormatter(form))
-    for name in _LOGGERS:
-        logger = logging.getLogger(name)
-        logger.handlers[:] = [handler]
-        logger.setLevel(level.upper())
-        logger.propagate = False
-    logging.getLogger("uvicorn.access").disabled = True      # ours says more
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("jaxengine").setLevel(level.upper())
 
 
 def _cut(value: Any, limit: int) -> Any:

@@ -12,16 +12,21 @@ from jaxengine.server.context import ServerContext
 from jaxengine.server.endpoint import GenerationEndpoint
 from jaxengine.server.guard import Guard
 from jaxengine.server.info import Info
+from jaxengine.server.page import ChatPage
+from jaxengine.server.sight import Sight
 
 
 def routes(ctx: ServerContext) -> list[BaseRoute]:
-    info = Info(ctx)
+    info, sight = Info(ctx), Sight(ctx)
     return [
         Route("/v1/completions", GenerationEndpoint(ctx, CompletionCall.prepare), methods=["POST"]),
         Route("/v1/chat/completions", GenerationEndpoint(ctx, ChatCall.prepare), methods=["POST"]),
         Route("/v1/models", info.models),
         Route("/v1/models/{id:path}", info.model),
         Route("/health", info.health),
+        Route("/metrics", sight.metrics),
+        Route("/stats", sight.stats),
+        Route("/", ChatPage().get),
         Route("/version", info.version),
         Route("/model_info", info.model_info),
         Route("/get_model_info", info.model_info),
@@ -31,7 +36,9 @@ def routes(ctx: ServerContext) -> list[BaseRoute]:
 
 def create_app(ctx: ServerContext) -> ASGIApp:
     """The ASGI application over one context, whose model may be loaded later."""
-    app: ASGIApp = Guard(Router(routes(ctx), redirect_slashes=False), ctx)
+    known = routes(ctx)
+    ctx.observer.endpoints = frozenset(route.path for route in known if isinstance(route, Route | WebSocketRoute))
+    app: ASGIApp = Guard(Router(known, redirect_slashes=False), ctx)
     origins = ctx.settings.allowed_origins
     if origins:
         app = CORSMiddleware(

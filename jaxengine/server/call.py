@@ -47,6 +47,7 @@ class Call(ABC):
         self.usage = Usage(
             sum(len(job.prompt_token_ids) for job in jobs), ctx.settings.enable_prompt_tokens_details
         )
+        self.arrival_time = time.monotonic()
         self._ended: set[int] = set()
 
     @abstractmethod
@@ -60,7 +61,7 @@ class Call(ABC):
     async def response(self) -> dict[str, Any]:
         """Runs the jobs to their end."""
         choices: dict[int, dict[str, Any]] = {}
-        with running(self.ctx, self.jobs, "final_only", self.timeout) as batches:
+        with running(self.ctx, self.jobs, "final_only", self.timeout, self.arrival_time) as batches:
             async for batch in batches:
                 for at, output in batch:
                     self.usage.add(at, output)
@@ -76,7 +77,7 @@ class Call(ABC):
         """Runs the jobs; yields the events of each step. The last event of usage included, [DONE] not."""
         head = (f'{{"id":"{self.id}","object":"{self.chunk_name}","created":{self.created},'
                 f'"model":{quoted(self.model)},"choices":[')
-        with running(self.ctx, self.jobs, "delta", self.timeout) as batches:
+        with running(self.ctx, self.jobs, "delta", self.timeout, self.arrival_time) as batches:
             async with aclosing(batches) as steps:      # type: ignore[type-var]
                 async for batch in steps:
                     choices = [text for at, output in batch for text in self._step(at, output)]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from jaxengine.engine.async_engine import OutputStream
 from jaxengine.server.errors import ApiError, overloaded, shown
 from jaxengine.server.model_service import ModelService
-from jaxengine.server.observer import Observer
 from jaxengine.server.settings import ServerSettings
+from jaxengine.server.telemetry import Telemetry
 from jaxengine.server.text_work import TextWork
 
 LOADING, READY, DRAINING, STUCK, DEAD = "loading", "ready", "draining", "stuck", "dead"
@@ -24,7 +24,6 @@ class ServerContext:
 
     settings: ServerSettings
     model_names: tuple[str, ...]
-    observer: Observer = field(default_factory=Observer)
     service: ModelService | None = None
     draining: bool = False
     open_streams: set[OutputStream] = field(default_factory=set)
@@ -32,6 +31,14 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.text = TextWork(self.settings.text_threads)
+        self.observer = Telemetry(self.settings, self.model_names[0])
+        if self.service is not None:
+            self.open(self.service)
+
+    def open(self, service: ModelService) -> None:
+        """The model is loaded, and requests are served from here on. Any thread; before the engine's first step."""
+        self.observer.watch(service.engine.engine)
+        self.service = service
 
     @property
     def status(self) -> str:

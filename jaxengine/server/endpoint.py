@@ -17,6 +17,7 @@ from jaxengine.server.context import ServerContext
 from jaxengine.server.errors import bad_request
 from jaxengine.server.generation import until_disconnect
 from jaxengine.server.json_body import parse_object, read_body
+from jaxengine.server.observer import Work
 from jaxengine.server.sse import send_events
 
 Prepare = Callable[[ServerContext, dict[str, Any], float | None], Awaitable[Call]]
@@ -58,6 +59,8 @@ class GenerationEndpoint:
         self, scope: Scope, receive: Receive, send: Send, body: dict[str, Any], timeout: float | None
     ) -> None:
         call = await self._prepare(self._ctx, body, timeout)
+        call.arrival_time = scope["state"]["arrived"]
+        scope["state"]["work"] = Work(call.model, call.request.user, call.request.stream, call.usage)
         if call.request.stream:
             settings = self._ctx.settings
             await send_events(scope, send, call.events(), self._ctx.observer, settings.stream_stall_timeout)

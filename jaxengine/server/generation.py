@@ -18,16 +18,18 @@ Batch = list[tuple[int, RequestOutput]]
 
 @contextmanager
 def running(
-    ctx: ServerContext, jobs: list[Job], kind: OutputKind, timeout: float | None = None
+    ctx: ServerContext, jobs: list[Job], kind: OutputKind, timeout: float | None = None,
+    arrival_time: float | None = None,
 ) -> Iterator[AsyncIterator[Batch]]:
     """Submits jobs; what still runs when the block is left, for whatever reason, is aborted.
 
-    timeout: seconds until the last token at the latest. Raises ApiError, also from within the block.
+    timeout: seconds until the last token at the latest. arrival_time: see Engine.add_request. Raises ApiError, also
+    from within the block.
     """
     service = ctx.serving()
     check_admission(ctx, service, [len(job.prompt_token_ids) for job in jobs])
     try:
-        stream = service.engine.submit(jobs, kind, ctx.settings.max_queue_wait)
+        stream = service.engine.submit(jobs, kind, ctx.settings.max_queue_wait, arrival_time)
         limits = [t for t in (timeout, ctx.settings.request_timeout) if t is not None]
         timer = stream.loop.call_later(min(limits), stream.put, _too_slow(min(limits))) if limits else None
         ctx.open_streams.add(stream)

@@ -86,7 +86,7 @@ class Guard:
         scope = exchange.scope
         observer.exchange_ended(Exchange(
             exchange.request_id, scope.get("method", "WEBSOCKET"), scope["path"], exchange.status or _LEFT,
-            time.monotonic() - exchange.start, exchange.error,
+            exchange.start, time.monotonic(), exchange.error, scope["state"].get("work"),
         ))
 
 
@@ -100,7 +100,7 @@ class _Exchange:
         self.error: ApiError | None = None
         asked = _headers(scope).get(b"x-request-id", b"")
         self.request_id = asked.decode() if _CLIENT_ID.fullmatch(asked) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = self.request_id
+        scope.setdefault("state", {}).update(request_id=self.request_id, arrived=self.start)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

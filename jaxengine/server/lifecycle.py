@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
                 self._end_with(error)
                 return
             service.engine.on_death = lambda: self._end_with(service.engine.error)
-            self.ctx.service = service
+            self.ctx.open(service)
 
         threading.Thread(target=work, name="load", daemon=True).start()
 

@@ -13,10 +13,13 @@ from typing import Any
 from jaxengine.config import EngineConfig
 from jaxengine.engine.ledger import Key
 from jaxengine.engine.load import LoadedModel, load_engine
+from jaxengine.server.access_log import configure_logging
 from jaxengine.server.context import ServerContext
 from jaxengine.server.lifecycle import Server
 from jaxengine.server.model_service import ModelService
 from jaxengine.server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
 
 
 def serve(
@@ -24,22 +27,20 @@ def serve(
     accept_terms: bool = False,
 ) -> None:
     """Listens at once and loads meanwhile. Returns when the server was told to end; raises what ended it else."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    for noisy in ("jax", "absl", "uvicorn"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    configure_logging(settings.log_format, settings.log_level)
     ctx = ServerContext(settings, settings.served_model_name or (model,))
     server = Server(ctx)
 
     def load() -> ModelService:
         start = time.monotonic()
-        _note(f"listening on {_address(settings, server.bound_port)}, loading {model}")
+        log.info(f"listening on {_address(settings, server.bound_port)}, loading {model}")
         config = EngineConfig.from_options(**options)
         loaded = load_engine(model, config, chat_template=chat_template, accept_terms=accept_terms)
         _wait_for_first_steps(loaded)
         service = ModelService.start(loaded)
         gc.collect()
         gc.freeze()      # what is loaded stays: a full collection over it would stop a step for some 75 ms
-        _note(f"ready after {time.monotonic() - start:.1f} s: chat at {_address(settings, server.bound_port)}/")
+        log.info(f"ready after {time.monotonic() - start:.1f} s: chat at {_address(settings, server.bound_port)}/")
         return service
 
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
@@ -73,7 +74,7 @@ def _wait_for_first_steps(loaded: LoadedModel) -> None:
             Key("greedy", runner.buckets.greedy[0]), Key("sample", runner.buckets.sample[0])]
     waiting = [key for key in keys if not runner.ledger.is_ready(key)]
     if waiting:
-        _note(f"compiling {', '.join(map(str, waiting))}")
+        log.info(f"compiling {', '.join(map(str, waiting))}")
     for key in keys:
         runner.ledger.get(key)
 
@@ -81,7 +82,3 @@ def _wait_for_first_steps(loaded: LoadedModel) -> None:
 def _address(settings: ServerSettings, port: int) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"http://{host}:{port}"
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

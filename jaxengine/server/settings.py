@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MEBIBYTE = 1 << 20
+LOG_FORMATS = ("auto", "json", "text")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,14 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()           # Host headers that are answered; empty: any
     enable_priority: bool = False                 # heed the `priority` of requests; else it has no effect
     enable_prompt_tokens_details: bool = False    # usage tells how many prompt tokens were cached
+
+    # What can be seen of it.
+    metrics: bool = True                          # serve /metrics
+    vllm_metric_names: bool = True                # offer them under vLLM's names, too
+    slo_ttft_ms: float | None = None              # target for the time to the first token, in milliseconds
+    slo_itl_ms: float | None = None               # target for the time between two tokens, in milliseconds
+    log_format: str = "auto"                      # json, text; auto: text for a terminal, JSON for all else
+    log_level: str = "info"                       # debug, info, warning, error
 
     # What one request may ask for.
     max_body_bytes: int = 10 * MEBIBYTE
@@ -74,6 +84,9 @@ class ServerSettings:
             raise ValueError(f"port={self.port} must be in [0, 65535]")
         if not 1 <= self.max_stop_strings <= 32:
             raise ValueError(f"max_stop_strings={self.max_stop_strings} must be in [1, 32]")
+        for name, known in (("log_format", LOG_FORMATS), ("log_level", LOG_LEVELS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not known; use one of {', '.join(known)}")
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -84,5 +97,5 @@ _POSITIVE = (
     "max_body_bytes", "max_prompts", "max_sequences", "max_n", "max_prompt_logprob_entries", "max_output_tokens",
     "max_queue_len", "max_queue_wait", "request_timeout", "text_threads", "max_connections", "max_header_bytes",
     "header_timeout", "body_timeout", "min_body_rate", "keep_alive_timeout", "stream_buffer_bytes",
-    "stream_stall_timeout", "drain_timeout", "stuck_after",
+    "stream_stall_timeout", "drain_timeout", "stuck_after", "slo_ttft_ms", "slo_itl_ms",
 )

@@ -11,15 +11,17 @@ from types import ModuleType
 import pytest
 
 from jaxengine.bench import all as everything
-from jaxengine.bench import batching, decode, host, memory, start
+from jaxengine.bench import batching, decode, host, memory, serve, start
 from jaxengine.bench.drive import drain
 from jaxengine.bench.floor import ModelSize
 from jaxengine.bench.report import Report
 from jaxengine.bench.stand_in import stand_in_engine
 from jaxengine.bench.workload import Prompt, greedy
+from jaxengine.checkpoint import open_checkpoint
 from jaxengine.cli.main import main
 from jaxengine.config import EngineConfig
 from jaxengine.engine.engine import Engine
+from jaxengine.tokenizer import load_tokenizer
 
 Measure = Callable[..., Report]
 
@@ -218,3 +220,22 @@ def test_all_runs_each_by_itself_and_tells_what_failed(tmp_path, capfd: pytest.C
 def test_greedy_is_ids_alone():
     assert not greedy(3).detokenize
     assert greedy(3).ignore_eos
+
+
+def test_serve(measure: Measure, tiny: Engine, smollm2: str, monkeypatch: pytest.MonkeyPatch):
+    """Both engines give through HTTP as many tokens as when they are driven; the stand-in's pace bounds its rate."""
+    monkeypatch.setattr(tiny, "tokenizer", load_tokenizer(open_checkpoint(smollm2, progress=False)))
+    report = measure("serve", "--requests", "4", "--step-ms", "2")
+    rows = {row["what"]: row for row in report.rows}
+    assert list(rows) == ["engine", "engine, HTTP", "stand-in", "stand-in, HTTP"]
+    assert rows["stand-in, HTTP"]["output tok/s"] < rows["stand-in"]["output tok/s"] < 4 / 0.002
+    for name in ("engine, HTTP", "stand-in, HTTP"):
+        assert rows[name]["less client tok/s"] > rows[name]["output tok/s"]
+        assert 0 < rows[name]["TTFT p50 ms"] <= rows[name]["TTFT p99 ms"]
+
+
+def test_serve_tells_of_a_peer_that_refuses():
+    with pytest.raises(ValueError, match=r"client of http://127\.0\.0\.1:9 failed"):
+        serve.client("http://127.0.0.1:9", "m", 1, 100)
+    with pytest.raises(ValueError, match="NAME=URL"):
+        serve._peer("http://127.0.0.1:9")

@@ -27,9 +27,9 @@ class ScriptedServer:
         self.breaks_off: str | None = None                 # instead of an end: "silently", or an error's message
         self.models = ["tiny"]
         self.stats = {
-            "time": 0.0, "model": "tiny", "num_requests_running": 3, "num_requests_waiting": 7, "max_num_seqs": 32,
-            "kv_cache_usage": 0.25, "prompt_tokens": 0, "generation_tokens": 0, "prefix_cache_queries": 0,
-            "prefix_cache_hits": 0,
+            "status": "ready", "model": "tiny", "num_requests_running": 3, "num_requests_waiting": 7,
+            "max_num_seqs": 32, "kv_cache_usage": 0.25, "prompt_tokens": 0, "generation_tokens": 0,
+            "prefix_cache_queries": 0, "prefix_cache_hits": 0,
         }
         self.speed = 100                   # tokens a second that /stats tells of
         self.bodies: list[dict[str, Any]] = []
@@ -55,7 +55,9 @@ class ScriptedServer:
 
     async def _stats(self, request: Request) -> Response:
         now = time.monotonic()
-        shown = self.stats | {"time": now, "generation_tokens": int(now * self.speed)}
+        shown = {**self.stats, "time": now}
+        if self.stats["status"] != "loading":
+            shown["generation_tokens"] = int(now * self.speed)
         return self._locked(request) or JSONResponse(shown)
 
     async def _answer(self, request: Request) -> Response:

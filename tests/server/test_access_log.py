@@ -9,27 +9,26 @@ from typing import Any
 import pytest
 
 from jaxengine.server.access_log import MAX_CHARS, AccessRecord, configure_logging
+from jaxengine.server.settings import ServerSettings
 
 NASTY = "a\nb\r\x1b[31mred\x1b[0m\x00\x7f\x85\x9b31m\u2028\u202e\ud800\"'\\ level=error"
 
 
 @pytest.fixture(autouse=True)
 def loggers_are_restored() -> Iterator[None]:
-    saved = []
-    for name in ("jaxengine", "uvicorn", "uvicorn.access"):
-        logger = logging.getLogger(name)
-        saved.append((logger, logger.handlers[:], logger.level, logger.propagate, logger.disabled))
+    loggers = [logging.getLogger(name) for name in ("", "jaxengine")]
+    saved = [(logger.handlers[:], logger.level) for logger in loggers]
     yield
-    for logger, handlers, level, propagate, disabled in saved:
-        logger.handlers[:], logger.propagate, logger.disabled = handlers, propagate, disabled
+    for logger, (handlers, level) in zip(loggers, saved, strict=True):
+        logger.handlers[:] = handlers
         logger.setLevel(level)
 
 
-def lines(form: str, *records: AccessRecord, level: str = "info") -> list[str]:
+def lines(form: str, *records: AccessRecord, level: str = "info", at: int = logging.INFO) -> list[str]:
     stream = io.StringIO()
     configure_logging(form, level, stream)
     for record in records:
-        record.write()
+        record.write(at)
     return stream.getvalue().split("\n")[:-1]
 
 
@@ -55,7 +54,8 @@ def test_json_line() -> None:
 
 
 def test_text_line() -> None:
-    (line,) = lines("text", full(status=503, error="unavailable", client_abort=True, user="two words"))
+    record = full(status=503, error="unavailable", client_abort=True, user="two words")
+    (line,) = lines("text", record, at=logging.ERROR)
     _, _, rest = line.partition(" ")
     assert rest == (
         'error jaxengine.access: request request_id=req-1 method=POST endpoint=/v1/chat/completions status=503 '
@@ -92,7 +92,7 @@ def test_other_messages_are_one_line_too(form: str) -> None:
     logger.info("too quiet")
     logger.warning("model %s", NASTY)
     logging.getLogger("uvicorn.error").warning("bad\nrequest")
-    logging.getLogger("uvicorn.access").error("not wanted")
+    logging.getLogger("another.package").info("too quiet")
     first, second, end = stream.getvalue().split("\n")
     assert end == ""
     assert first.isascii()
@@ -116,8 +116,9 @@ def test_a_traceback_cannot_forge_a_line() -> None:
 
 def test_level_and_form_are_checked() -> None:
     assert lines("json", full(), level="warning") == []
-    assert len(lines("json", full(status=500), level="error")) == 1
+    assert len(lines("json", full(), level="error", at=logging.ERROR)) == 1
+    assert lines("auto", full())[0].startswith("{")      # not a terminal
     with pytest.raises(ValueError, match=r"log_format='xml'.*json, text"):
-        configure_logging("xml")
+        ServerSettings(log_format="xml")
     with pytest.raises(ValueError, match="log_level='loud'"):
-        configure_logging("json", "loud")
+        ServerSettings(log_level="loud")

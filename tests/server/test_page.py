@@ -183,7 +183,7 @@ def test_the_key_is_asked_for_only_when_needed(visit: Callable[..., Any], server
     assert page.evaluate("[sessionStorage.length, JSON.stringify(localStorage)]")[0] == 1
     assert "sk-secret" not in page.evaluate("JSON.stringify(localStorage) + document.cookie + location.href")
     page.get_by_text("Running", exact=True).wait_for()
-    until(page, "document.getElementById('running').textContent === '3 of 32'")
+    until(page, "document.getElementById('running').textContent === '3/32'")
 
 
 def test_no_key_no_question(visit: Callable[..., Any]) -> None:
@@ -252,7 +252,7 @@ def test_markdown(visit: Callable[..., Any], server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize(("refusal", "expected"), [
     ((400, "max_tokens=9 is too many", {}), "max_tokens=9 is too many"),
-    ((429, "7 requests are waiting", {"Retry-After": "3"}), "7 requests are waiting Try again in 3 s."),
+    ((429, "7 requests are waiting", {"Retry-After": "3"}), "7 requests are waiting. Try again in 3 s."),
 ])
 def test_errors_are_readable_and_can_be_retried(
     visit: Callable[..., Any], server: ScriptedServer, refusal: Any, expected: str
@@ -349,11 +349,56 @@ def test_a_new_conversation(visit: Callable[..., Any], server: ScriptedServer) -
 def test_load_is_shown(visit: Callable[..., Any], server: ScriptedServer) -> None:
     page = visit()
     until(page, "Number(document.getElementById('speed').textContent) > 0")
-    assert page.locator("#running").inner_text() == "3 of 32"
+    assert page.locator("#running").inner_text() == "3/32"
     assert page.locator("#waiting").inner_text() == "7"
     assert page.locator("#usage").inner_text() == "25 %"
     assert 50 < float(page.locator("#speed").inner_text()) < 200
-    assert len(page.locator("#spark polyline").get_attribute("points").split()) >= 1
+    until(page, "document.querySelector('#spark polyline').points.numberOfItems > 1")
+    assert page.locator("#state").is_hidden()
+
+
+def test_a_model_that_is_loading(visit: Callable[..., Any], server: ScriptedServer) -> None:
+    loaded, server.stats = server.stats, {"status": "loading", "model": "tiny"}
+    page = visit()
+    page.get_by_text("The model is loading").wait_for()
+    assert "3" not in page.locator("#running").inner_text()
+    server.stats = loaded
+    until(page, "document.getElementById('running').textContent === '3/32'")
+    assert page.locator("#state").is_hidden()
+
+
+def test_with_the_real_server(chromium: Any, serve: Callable[..., Any], until_idle: Callable[[], bool]) -> None:
+    with serve(api_key=("sk-1",)) as wire:
+        url = f"http://127.0.0.1:{wire.port}"
+        context = chromium.new_context(**DESKTOP)
+        context.set_default_timeout(20_000)
+        page = context.new_page()
+        watch = Watch(page)
+        page.goto(url)
+        page.get_by_role("dialog", name="API key").wait_for()
+        page.keyboard.type("sk-1")
+        page.keyboard.press("Enter")
+        until(page, "document.getElementById('model').value === 'tiny'")
+        assert page.get_by_label("Model").locator("option").all_inner_texts() == ["tiny", "tiny-alias"]
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_label("Longest answer, tokens").fill("20")
+        page.get_by_role("button", name="Done").click()
+        ask(page, "Hello")
+        until(page, "document.querySelector('.assistant .meta') !== null")
+        wait_for_end(page)
+        messages = [{"role": "user", "content": "Hello"}]
+        expected = wire.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 20},
+                             Authorization="Bearer sk-1").json
+        said = expected["choices"][0]["message"]["content"]
+        assert answer(page).locator(".text").inner_text().split() == said.split()
+        assert f"{expected['usage']['completion_tokens']} tokens" in answer(page).locator(".meta").inner_text()
+        until(page, "document.getElementById('running').textContent === '0/8'")
+        assert until_idle()
+        # The 401s until the key was known are the browser's own notes; there is nothing else.
+        assert all("401" in complaint for complaint in watch.complaints)
+        assert {u for u in watch.urls if not u.startswith((url + "/", "data:"))} == set()
+        context.close()
 
 
 def test_light_and_dark(visit: Callable[..., Any]) -> None:
@@ -373,7 +418,7 @@ LONG = ("A long answer with a very-long-word-" + "x" * 200 + " in it, and code:\
 
 def test_a_phone_scrolls_in_one_direction(visit: Callable[..., Any], server: ScriptedServer) -> None:
     page = visit(**PHONE)
-    until(page, "document.getElementById('running').textContent === '3 of 32'")
+    until(page, "document.getElementById('running').textContent === '3/32'")
     assert fits(page)
     shoot(page, "phone-welcome")
     server.pieces = LONG.split(" ")
@@ -410,7 +455,7 @@ print(rivers[-2:])
 def test_pictures_of_a_desktop(visit: Callable[..., Any], server: ScriptedServer) -> None:
     for scheme in ("light", "dark"):
         page = visit(color_scheme=scheme)
-        until(page, "document.getElementById('running').textContent === '3 of 32'")
+        until(page, "document.getElementById('running').textContent === '3/32'")
         shoot(page, f"desktop-{scheme}-welcome")
         server.pieces = RIVERS.splitlines(keepends=True)
         ask(page, "Name the two longest rivers, and how I would find them in Python.")

@@ -17,7 +17,7 @@ SCRIPTS = ("markdown.js", "api.js", "live.js", "chat.js")      # in the order in
 
 
 def _read(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text("utf-8")
+    return resources.files(__name__).joinpath(name).read_text("utf-8")
 
 
 def _source(text: str) -> str:

@@ -63,7 +63,7 @@ async function readError(response) {
     message = (await response.json()).error.message || message;
   } catch { /* not our error shape: something between us and the server */ }
   const wait = response.headers.get("Retry-After");
-  if (wait && response.status !== 400) message += ` Try again in ${wait} s.`;
+  if (wait) message = `${message.replace(/[.]?$/, ".")} Try again in ${wait} s.`;
   return new ApiError(message, response.status);
 }
 

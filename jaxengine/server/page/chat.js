@@ -64,10 +64,11 @@ function showMeta(view, answer) {
   const meta = element("div", "meta"), parts = [];
   const seconds = (performance.now() - (answer.firstAt ?? performance.now())) / 1000;
   if (answer.tokens) parts.push(`${answer.tokens} token${answer.tokens === 1 ? "" : "s"}`);
-  if (answer.tokens > 1 && seconds > 0) parts.push(`${((answer.tokens - 1) / seconds).toFixed(1)} tok/s`);
+  if (answer.tokens > 1 && seconds > 0) parts.push(`${rate((answer.tokens - 1) / seconds)} tok/s`);
   if (answer.firstAt) parts.push(`first after ${((answer.firstAt - answer.askedAt) / 1000).toFixed(2)} s`);
   if (answer.reason === "length") parts.push("cut at the longest answer");
   if (answer.reason === "stopped") parts.push("stopped");
+  if (!parts.length) return;
   meta.append(element("span", "", parts.join(" · ")));
   const copy = copyButton(() => answer.content);
   if (copy && answer.content) meta.append(copy);

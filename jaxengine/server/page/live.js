@@ -6,23 +6,32 @@ let lastSnapshot = null;
 
 function show(id, text) { document.getElementById(id).textContent = text; }
 
+function rate(value) { return value >= 100 ? value.toFixed(0) : value.toFixed(1); }
+
 function drawSpark() {
   const top = Math.max(...speeds, 1);
   const points = speeds.map((v, i) => `${POINTS - speeds.length + i + 0.5},${(15 - 14 * v / top).toFixed(2)}`);
   document.querySelector("#spark polyline").setAttribute("points", points.join(" "));
 }
 
+const STATES = {
+  loading: "The model is loading…", draining: "The server is shutting down.", stuck: "The engine makes no progress.",
+  dead: "The engine has failed.",
+};
+
 function showSnapshot(now) {
+  show("state", STATES[now.status] ?? "");
+  if (now.generation_tokens === undefined) return;      // still loading
   const seconds = lastSnapshot ? now.time - lastSnapshot.time : 0;
   if (seconds > 0) {
     const speed = Math.max(0, (now.generation_tokens - lastSnapshot.generation_tokens) / seconds);
     speeds.push(speed);
     if (speeds.length > POINTS) speeds.shift();
-    show("speed", speed >= 100 ? speed.toFixed(0) : speed.toFixed(1));
-    drawSpark();
+    show("speed", rate(speed));
+    if (speeds.length > 1) drawSpark();
   }
   lastSnapshot = now;
-  show("running", `${now.num_requests_running} of ${now.max_num_seqs}`);
+  show("running", `${now.num_requests_running}/${now.max_num_seqs}`);
   show("waiting", String(now.num_requests_waiting));
   const percent = 100 * now.kv_cache_usage;
   show("usage", `${percent > 0 && percent < 10 ? percent.toFixed(1) : percent.toFixed(0)} %`);
@@ -44,6 +53,7 @@ async function watchLoad() {
         strip.classList.add("lost");
         lastSnapshot = null;
         show("speed", "–");
+        show("state", "No connection to the server.");
       }
     }
     await new Promise((resolve) => setTimeout(resolve, 1000));
