@@ -277,7 +277,7 @@ def test_a_row_that_is_not_finite_fails_alone(smol: LLM, monkeypatch: pytest.Mon
     def poison(self: Runner, *args: object):
         rows, hidden = forward(self, *args)  # type: ignore[arg-type]
         if next(poisoned, False):
-            rows = rows.at[0].set(math.nan)
+            rows = rows.at[0].set(math.nan, out_sharding=rows.sharding)
         return rows, hidden
 
     smol.generate([1, 2, 3], greedy(2), use_tqdm=False)      # nothing in flight
