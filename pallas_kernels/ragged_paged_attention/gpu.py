@@ -9,38 +9,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from pallas_kernels.need import Need
 from pallas_kernels.ragged_paged_attention.gpu_combine import combine_splits
-from pallas_kernels.ragged_paged_attention.gpu_common import BLOCK_SIZES, HEAD_DIMS, LOG2E, LOWEST, Scoring
+from pallas_kernels.ragged_paged_attention.gpu_common import LOG2E, LOWEST, Scoring
 from pallas_kernels.ragged_paged_attention.gpu_decode import decode_splits
 from pallas_kernels.ragged_paged_attention.gpu_prefill import ROWS, prefill
+from pallas_kernels.ragged_paged_attention.gpu_support import unsupported_shape
 from pallas_kernels.ragged_paged_attention.gpu_tuning import Tiles, tiles_for
 from pallas_kernels.ragged_paged_attention.gpu_work import tile_table, work_table
 from pallas_kernels.ragged_paged_attention.pool import write
-
-DTYPES = (np.dtype(jnp.bfloat16), np.dtype(jnp.float16))
-
-
-def unsupported(
-    *, head_dim: int, block_size: int, kv_dtype: Any, query_dtype: Any = None, group: int | None = None
-) -> str | None:
-    """Why this back end cannot serve such a model, or None where it can. group: query heads of one KV head."""
-    kv_dtype, known = np.dtype(kv_dtype), ", ".join(str(d) for d in DTYPES)
-    if head_dim not in HEAD_DIMS:
-        return f"head_dim={head_dim} is not one of {HEAD_DIMS}"
-    if block_size not in BLOCK_SIZES:
-        return f"block_size={block_size} is not one of {BLOCK_SIZES}"
-    if kv_dtype not in DTYPES:
-        return f"a KV pool of {kv_dtype} is not one of {known}"
-    if query_dtype is not None and np.dtype(query_dtype) not in DTYPES:
-        return f"queries of {np.dtype(query_dtype)} are not one of {known}"
-    if query_dtype is not None and np.dtype(query_dtype) != kv_dtype:
-        return f"queries of {np.dtype(query_dtype)} over a KV pool of {kv_dtype}: the two must be the same"
-    largest = ROWS // 8 if head_dim == 256 else 2 * ROWS // 8
-    if group is not None and group > largest:
-        return f"{group} query heads share a KV head, more than {largest}"
-    return None
 
 
 def ragged_paged_attention(
@@ -49,13 +27,13 @@ def ragged_paged_attention(
 ):
     """See api.ragged_paged_attention. tiles: sizes instead of the tuned ones. interpret: InterpretGPUParams, in tests.
 
-    Raises ValueError, with the reason, for what `unsupported` names.
+    Raises ValueError, with the reason, for what the kernels cannot serve (gpu_support).
     """
     (_, N, H), K = q.shape, k.shape[1]
     C = kv.k.shape[2] // H
-    reason = unsupported(head_dim=H, block_size=C, kv_dtype=kv.k.dtype, query_dtype=q.dtype, group=N // K)
-    if reason is not None:
-        raise ValueError(f"backend='pallas_gpu' cannot serve this: {reason}; use 'xla'")
+    why_not = unsupported_shape(Need("gpu", H, C, kv.k.dtype, q.dtype, N // K))
+    if why_not is not None:
+        raise ValueError(f"backend='pallas_gpu' cannot serve this: {why_not}; use 'xla'")
     kv = write(kv, k, v, metadata.slot_mapping)
     keys, values = (x.reshape(-1, K, C, H) for x in (kv.k, kv.v))
     scoring = Scoring(scale, sliding_window, softcap)

@@ -22,8 +22,6 @@ WGMMA = plgpu.Layout.WGMMA               # [m, n] in the registers of a warpgrou
 PER_ROW = WGMMA.reduce(1)                # [m] beside a WGMMA array
 PER_COLUMN = WGMMA.reduce(0)             # [n] beside a WGMMA array
 
-HEAD_DIMS = (64, 128, 256)
-BLOCK_SIZES = (16, 32, 64)
 SMEM_LIMIT = 232_448                     # bytes of shared memory that a block of threads may have on Hopper
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from attention_suite import AttentionSuite
 
+from pallas_kernels.need import Need
 from pallas_kernels.ragged_paged_attention import api
 from pallas_kernels.ragged_paged_attention.cases import CASES, DECODE, MIXED
 
@@ -25,6 +26,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.ragged_paged_attention import gpu
 from pallas_kernels.ragged_paged_attention.gpu_decode import DecodeTile
 from pallas_kernels.ragged_paged_attention.gpu_prefill import PrefillTile
+from pallas_kernels.ragged_paged_attention.gpu_support import unsupported_shape
 from pallas_kernels.ragged_paged_attention.gpu_tuning import Tiles
 
 pytestmark = pytest.mark.timeout(180)      # a wrong barrier count hangs
@@ -61,10 +63,9 @@ def served(case):
 def parameters():
     for case in CASES:
         case = served(case)
-        reason = gpu.unsupported(
-            head_dim=case.head_dim, block_size=case.block_size, kv_dtype=case.kv_dtype or case.dtype,
-            query_dtype=case.dtype, group=case.num_heads // case.num_kv_heads,
-        )
+        need = Need("gpu", case.head_dim, case.block_size, case.kv_dtype or case.dtype, case.dtype,
+                    case.num_heads // case.num_kv_heads)
+        reason = unsupported_shape(need)
         if reason is None:
             yield pytest.param(case, marks=() if case.name in QUICK else pytest.mark.slow, id=case.name)
 
