@@ -100,7 +100,7 @@ def call(inputs, **changes):
     [
         (lambda i: {"q": i.q[:, :3]}, "q has 3 heads, not a multiple"),
         (lambda i: {"v": i.v[:, :1]}, "must both be"),
-        (lambda i: {"kv": replace(i.kv, v=i.kv.v[..., :-64])}, "the pool's k"),
+        (lambda i: {"kv": replace(i.kv, v=i.kv.v[..., :-64])}, "the pool's v"),
         (lambda i: {"kv": replace(i.kv, k=i.kv.k.astype(jnp.int8))}, "int8 pool needs scales"),
         (lambda i: {"metadata": replace(i.metadata, kv_lens=i.metadata.kv_lens[1:])}, "kv_lens"),
         (lambda i: {"more": {"sinks": jnp.zeros(3)}}, "sinks"),
