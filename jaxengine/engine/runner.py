@@ -53,9 +53,11 @@ class Runner:
                 "the KV pool holds %d tokens, fewer than max_model_len=%d: longer sequences end there (%s)",
                 self.memory.pool_tokens, max_model_len, self.memory.reckoned,
             )
+        device = mesh.devices.flat[0]
         self.backend, self.backend_reason = resolve_backend(
-            config.attention_backend, platform=mesh.devices.flat[0].platform, head_dim=cfg.head_dim,
-            block_size=config.cache.block_size, dtype=jnp.dtype(self.memory.kv_cache_dtype),
+            config.attention_backend, platform=device.platform, head_dim=cfg.head_dim,
+            block_size=config.cache.block_size, dtype=jnp.dtype(self.memory.kv_cache_dtype), query_dtype=dtype,
+            group=cfg.num_heads // cfg.num_kv_heads, compute_capability=getattr(device, "compute_capability", None),
         )
         self.num_shards = mesh.shape[DATA]
         self.buckets = plan_buckets(

@@ -9,9 +9,26 @@ from dataclasses import dataclass
 import jax
 
 from pallas_kernels.ragged_paged_attention import reference, xla
+from pallas_kernels.ragged_paged_attention.layout import check_pool
 from pallas_kernels.ragged_paged_attention.pool import QUANTIZED, KVLayer
 
-BACKENDS = {"reference": reference.ragged_paged_attention, "xla": xla.ragged_paged_attention}
+
+def _pallas_gpu(*args, **options):
+    from pallas_kernels.ragged_paged_attention import gpu  # loaded where it is used: it needs a recent jax
+
+    return gpu.ragged_paged_attention(*args, **options)
+
+
+def _pallas_tpu(*args, **options):
+    from pallas_kernels.ragged_paged_attention import tpu  # loaded where it is used
+
+    return tpu.ragged_paged_attention(*args, **options)
+
+
+BACKENDS = {
+    "reference": reference.ragged_paged_attention, "xla": xla.ragged_paged_attention,
+    "pallas_gpu": _pallas_gpu, "pallas_tpu": _pallas_tpu,
+}
 
 
 @jax.tree_util.register_dataclass
@@ -57,29 +74,26 @@ def ragged_paged_attention(
 
     Raises ValueError for shapes that do not belong together and for an unknown back end.
     """
-    _check(q, k, v, kv, metadata, sinks, max_q_len)
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}; resolve_backend() picks one")
+    _check(q, k, v, kv, metadata, sinks, max_q_len, backend)
     return BACKENDS[backend](
         q, k, v, kv, metadata,
         scale=scale, sliding_window=sliding_window, softcap=softcap, sinks=sinks, max_q_len=max_q_len,
     )
 
 
-def _check(q, k, v, kv, metadata, sinks, max_q_len) -> None:
+def _check(q, k, v, kv, metadata, sinks, max_q_len, backend) -> None:
     (T, N, H), (B, _) = q.shape, metadata.block_tables.shape
     K = k.shape[1]
     if N % K:
         raise ValueError(f"q has {N} heads, not a multiple of k's {K}")
     if k.shape != (T, K, H) or v.shape != k.shape:
         raise ValueError(f"k {k.shape} and v {v.shape} must both be [T, K, H] = {(T, K, H)} beside q {q.shape}")
-    if kv.k.shape != kv.v.shape or kv.k.shape[1] != K or kv.k.shape[2] % H:
-        raise ValueError(
-            f"the pool's k {kv.k.shape} and v {kv.v.shape} must be [P, K, C * H], K={K} and H={H}; see kv_layer_spec"
-        )
     quantized = kv.k.dtype in QUANTIZED
     if quantized != (kv.k_scale is not None and kv.v_scale is not None):
         raise ValueError(f"a {kv.k.dtype} pool {'needs' if quantized else 'takes no'} scales; see kv_layer_spec")
+    check_pool(kv, K, H, backend)
     if metadata.slot_mapping.shape != (T,) or metadata.kv_lens.shape != (B,) or metadata.cu_q_lens.shape != (B + 1,):
         raise ValueError(
             f"slot_mapping {metadata.slot_mapping.shape}, kv_lens {metadata.kv_lens.shape} and cu_q_lens "

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.ragged_paged_attention.api import AttentionMetadata
-from pallas_kernels.ragged_paged_attention.pool import KVLayer, kv_layer_spec, write
+from pallas_kernels.ragged_paged_attention.layout import kv_layer_spec, write
+from pallas_kernels.ragged_paged_attention.pool import KVLayer
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Inputs(NamedTuple):
     values: list[np.ndarray]
 
 
-def build(case: Case, seed: int = 0) -> Inputs:
-    """Random arrays for a case; blocks lie in the pool in random order."""
+def build(case: Case, seed: int = 0, backend: str = "xla") -> Inputs:
+    """Random arrays for a case, the pool in the back end's layout; blocks lie in the pool in random order."""
     rng = np.random.default_rng(seed)
     tables, num_blocks = _tables(case, rng)
     shape = (case.num_kv_heads, case.head_dim)
@@ -62,12 +63,12 @@ def build(case: Case, seed: int = 0) -> Inputs:
     slots = [table[np.arange(n) // case.block_size] * case.block_size + np.arange(n) % case.block_size
              for table, (n, _) in zip(tables, case.seqs, strict=False)]
     old = np.concatenate([s[: n - q] for s, (n, q) in zip(slots, case.seqs, strict=True)])
-    kv = _poisoned_pool(case, num_blocks)
+    kv = _poisoned_pool(case, num_blocks, backend)
     old_keys, old_values = (
         jnp.asarray(np.concatenate([x[: n - q] for x, (n, q) in zip(xs, case.seqs, strict=True)]))
         for xs in (keys, values)
     )
-    kv = write(kv, old_keys, old_values, jnp.asarray(old, jnp.int32))
+    kv = write(kv, old_keys, old_values, jnp.asarray(old, jnp.int32), backend)
 
     q_lens = np.array([q for _, q in case.seqs] + [0] * case.padding_seqs)
     padding = case.padding_seqs * case.max_q_len if case.max_q_len else case.padding_tokens
@@ -105,9 +106,9 @@ def _tables(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, int]:
     return tables, num_blocks
 
 
-def _poisoned_pool(case: Case, num_blocks: int) -> KVLayer:
+def _poisoned_pool(case: Case, num_blocks: int, backend: str) -> KVLayer:
     dtype = case.dtype if case.kv_dtype is None else case.kv_dtype
-    spec = kv_layer_spec(num_blocks, case.block_size, case.num_kv_heads, case.head_dim, dtype)
+    spec = kv_layer_spec(num_blocks, case.block_size, case.num_kv_heads, case.head_dim, dtype, backend)
     return KVLayer(**{
         name: jnp.full(shape, 99 if jnp.issubdtype(kind, jnp.integer) else jnp.nan, kind)
         for name, (shape, kind, _) in spec.items()

@@ -11,6 +11,7 @@ from attention_oracle import attend
 
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.cases import CASES, DECODE, MIXED, build
+from pallas_kernels.ragged_paged_attention.layout import by_token
 from pallas_kernels.ragged_paged_attention.pool import QUANTIZED
 
 # Largest difference from float64 on normal data, by the dtype that the dots run in.
@@ -19,12 +20,11 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 QUANTIZED_TOLERANCE = {"int8": (0.02, 0.004), "float8_e4m3fn": (0.2, 0.02)}
 
 
-def contents(pool, scale, tables, kv_lens, block_size):
+def contents(pool, scale, tables, kv_lens, case, backend):
     """Each sequence's keys (or values) out of the pool, dequantised, f64[kv_len, K, H]."""
-    pool = np.asarray(pool.astype(jnp.float32)).astype(np.float64)
-    pool = pool.reshape(*pool.shape[:2], block_size, -1)
+    pool = np.asarray(by_token(pool.astype(jnp.float32), case.head_dim, backend)).astype(np.float64)
     if scale is not None:
-        pool = pool * np.asarray(scale, np.float64)[..., None]
+        pool = pool * np.asarray(scale, np.float64)[..., : case.block_size, None]
     return [
         np.concatenate([pool[block] for block in table], axis=1)[:, :n].swapaxes(0, 1)
         for table, n in zip(np.asarray(tables), np.asarray(kv_lens), strict=True) if n
@@ -38,7 +38,7 @@ class AttentionSuite:
     @classmethod
     @functools.cache      # the tests of a case share what is compiled, and its result
     def _run(cls, case):
-        inputs = build(case)
+        inputs = build(case, backend=cls.backend)
         op = functools.partial(ragged_paged_attention, backend=cls.backend, **inputs.options)
         step = jax.jit(op, compiler_options=cls.compiler_options)
         return inputs, step, *step(*inputs[:5])
@@ -49,7 +49,7 @@ class AttentionSuite:
         out = np.asarray(out.astype(jnp.float32))
         assert np.isfinite(out).all(), "padding rows must be finite"
 
-        place = inputs.metadata.block_tables, inputs.metadata.kv_lens, case.block_size
+        place = inputs.metadata.block_tables, inputs.metadata.kv_lens, case, self.backend
         keys, values = contents(kv.k, kv.k_scale, *place), contents(kv.v, kv.v_scale, *place)
         cu = np.asarray(inputs.metadata.cu_q_lens)
         expected = attend(inputs.q, cu, keys, values, **inputs.options)
@@ -66,7 +66,7 @@ class AttentionSuite:
     @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     def test_writes_only_its_slots(self, case):
         inputs, _, _, kv = self._run(case)
-        place = inputs.metadata.block_tables, inputs.metadata.kv_lens, case.block_size
+        place = inputs.metadata.block_tables, inputs.metadata.kv_lens, case, self.backend
         for stored, scale, exact in ((kv.k, kv.k_scale, inputs.keys), (kv.v, kv.v_scale, inputs.values)):
             for got, want in zip(contents(stored, scale, *place), exact, strict=True):
                 step = {"int8": 1 / 254, "float8_e4m3fn": 1 / 16, "bfloat16": 1 / 256}.get(stored.dtype.name, 0)
@@ -74,7 +74,7 @@ class AttentionSuite:
                 bound = step * np.abs(want.astype(np.float64)).max(-1, keepdims=True) + 1e-7 * bool(step)
                 assert (np.abs(got - want.astype(np.float64)) <= bound).all()
         if case.kv_dtype != jnp.int8:     # nothing else was touched: every slot without a token still is NaN
-            filled = np.isfinite(np.asarray(kv.v.astype(jnp.float32)).reshape(*kv.v.shape[:2], case.block_size, -1))
+            filled = np.isfinite(np.asarray(by_token(kv.v.astype(jnp.float32), case.head_dim, self.backend)))
             used = sum(n for n, _ in case.seqs)
             assert filled[1:].all(-1).sum() == used * case.num_kv_heads
             assert filled[1:].any(-1).sum() == used * case.num_kv_heads

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,8 +18,8 @@ from pallas_kernels.ragged_paged_attention.cases import DECODE, MIXED, build
 SERVED = {"head_dim": 64, "block_size": 16, "dtype": jnp.bfloat16}
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-def test_auto_is_xla_and_says_why(platform):
+@pytest.mark.parametrize("platform", ["cpu", "rocm", "tpu"])
+def test_auto_is_xla_without_a_kernel_and_says_why(platform):
     name, reason = resolve_backend("auto", platform=platform, **SERVED)
     assert name == "xla"
     assert platform in reason
@@ -29,10 +30,45 @@ def test_a_name_is_kept(name):
     assert resolve_backend(name, platform="cpu", **SERVED)[0] == name
 
 
-@pytest.mark.parametrize("name", ["pallas_gpu", "pallas_tpu"])
-def test_kernels_to_come_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name}.*not available yet"):
-        resolve_backend(name, platform="cpu", **SERVED)
+HOPPER = {"platform": "gpu", "compute_capability": "9.0", "query_dtype": jnp.bfloat16, "group": 4}
+needs_recent_jax = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the Hopper kernels need jax 0.11")
+
+
+@needs_recent_jax
+@pytest.mark.parametrize("name", ["auto", "pallas_gpu"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_hopper_has_a_kernel(name, head_dim, block_size):
+    chosen, _ = resolve_backend(name, head_dim=head_dim, block_size=block_size, dtype=jnp.bfloat16, **HOPPER)
+    assert chosen == "pallas_gpu"
+
+
+@needs_recent_jax
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"platform": "cpu"}, "the platform is cpu"),
+        ({"compute_capability": "8.0"}, "compute capability is 8.0"),
+        ({"head_dim": 80}, r"head_dim=80 is not one of \(64, 128, 256\)"),
+        ({"block_size": 8}, r"block_size=8 is not one of \(16, 32, 64\)"),
+        ({"dtype": jnp.float32}, "the KV pool's float32"),
+        ({"query_dtype": jnp.float32}, "the model's float32"),
+        ({"query_dtype": jnp.float16}, "float16 is not the KV pool's bfloat16"),
+        ({"group": 17}, "17 query heads share a KV head, more than 16"),
+    ],
+)
+def test_what_the_hopper_kernels_cannot_serve_is_refused_by_name_and_told_by_auto(change, reason):
+    need = SERVED | HOPPER | change
+    with pytest.raises(ValueError, match=f"pallas_gpu.*{reason}.*use 'auto' or 'xla'"):
+        resolve_backend("pallas_gpu", **need)
+    name, told = resolve_backend("auto", **need)
+    assert name == "xla"
+    assert need["platform"] == "cpu" or re.search(reason, told)
+
+
+def test_the_tpu_kernel_is_refused_elsewhere():
+    with pytest.raises(ValueError, match=r"pallas_tpu.*cannot serve this"):
+        resolve_backend("pallas_tpu", platform="cpu", **SERVED)
 
 
 def test_unknown_names_are_refused():
@@ -64,7 +100,7 @@ def call(inputs, **changes):
     [
         (lambda i: {"q": i.q[:, :3]}, "q has 3 heads, not a multiple"),
         (lambda i: {"v": i.v[:, :1]}, "must both be"),
-        (lambda i: {"kv": replace(i.kv, v=i.kv.v[..., :-64])}, "the pool's k"),
+        (lambda i: {"kv": replace(i.kv, v=i.kv.v[..., :-64])}, "the pool's v"),
         (lambda i: {"kv": replace(i.kv, k=i.kv.k.astype(jnp.int8))}, "int8 pool needs scales"),
         (lambda i: {"metadata": replace(i.metadata, kv_lens=i.metadata.kv_lens[1:])}, "kv_lens"),
         (lambda i: {"more": {"sinks": jnp.zeros(3)}}, "sinks"),

@@ -1,0 +1,338 @@
+"""Prefill attention for Hopper: tiles of one sequence's queries over that sequence's blocks.
+
+A work item is a tile of query tokens and one KV head. Its rows are the G query heads that share the KV head times the
+tile's tokens, head-major, 64 for each computing warpgroup; a further warpgroup copies the KV cache ahead of them. Two
+computing warpgroups take turns, one on the tensor cores while the other does its softmax (FlashAttention-3, Shah et
+al., 2024). Blocks of threads are as many as the GPU holds; the items go to them longest first, there and back.
+
+KV tiles are counted from position 0, and a tile that a row does not see changes nothing in it, so a row's result does
+not depend on which rows share its tile, nor on where a prompt was cut into chunks.
+
+Legend: T, N, K, G, H, P, C, M, B as in api.py · Q tokens of a tile · S tokens of a KV tile · W rows of the tile table.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.ragged_paged_attention.gpu_common import (
+    LOG2E,
+    LOWEST,
+    PER_ROW,
+    WGMMA,
+    Scoring,
+    across,
+    clear_rows,
+    full,
+    iota,
+    matmul_add,
+    swizzled,
+    wait_if,
+)
+from pallas_kernels.ragged_paged_attention.gpu_work import TileTable
+
+ROWS = 64      # of a computing warpgroup: the height of a tensor-core product
+
+
+@dataclass(frozen=True)
+class PrefillTile:
+    """Sizes to tune: tokens of a KV tile, tiles in flight, computing warpgroups, blocks of threads on the GPU."""
+
+    kv_tile: int = 128
+    stages: int = 2
+    warpgroups: int = 2
+    ctas: int = 132
+
+    def tokens(self, group: int) -> int:
+        """Query tokens of a tile: a multiple of 8, so that a head's rows start where copies may."""
+        return self.warpgroups * ROWS // group // 8 * 8
+
+
+class _Item(NamedTuple):
+    seq: Any
+    load: Any            # first flat token whose query is loaded
+    start: Any           # flat tokens [start, stop) are written
+    stop: Any
+    position: Any        # of token `load` in its sequence
+    first_tile: Any      # KV tiles [first_tile, last_tile) are visited
+    last_tile: Any
+    kv_len: Any
+    head: Any
+
+
+class _Refs(NamedTuple):
+    q: Any               # [T, N, H]
+    k: Any               # [P, K, C, H]
+    v: Any
+    tables: Any          # int32[B, M]
+    items: Any
+    total: Any
+    sinks: Any           # f32[K, rows], log2 of a weight that every row starts with; None without sinks
+    out: Any             # [T, N, H]
+    q_raw: Any           # queries as they arrive, rows not aligned to wgmma's tiles
+    q_smem: Any
+    k_smem: Any
+    v_smem: Any
+    out_smem: Any
+    q_ready: Any
+    q_free: Any
+    k_ready: Any
+    k_free: Any
+    v_ready: Any
+    v_free: Any
+    turn: Any            # the two computing warpgroups meet here
+
+
+class _Prefill:
+    """The kernel's body: the shapes, and what each warpgroup does."""
+
+    def __init__(self, q, k, tile: PrefillTile, scoring: Scoring, has_sinks: bool, interpret: bool) -> None:
+        _, self.N, self.H = q.shape
+        _, self.K, self.C, _ = k.shape
+        self.G, self.dtype = self.N // self.K, q.dtype
+        self.tile, self.scoring, self.has_sinks, self.interpret = tile, scoring, has_sinks, interpret
+        self.tokens = tile.tokens(self.G)
+        self.blocks = tile.kv_tile // self.C
+
+    def __call__(self, *args: Any) -> None:
+        refs = _Refs._make(args if self.has_sinks else (*args[:6], None, *args[6:]))
+        ctas, warpgroups = self.tile.ctas, self.tile.warpgroups
+        cta, wg = lax.axis_index("cta"), lax.axis_index("wg")
+        total = refs.total[0] * self.K
+        rounds = lax.div(total, ctas)
+
+        def place(i: Any) -> Any:      # there and back, so that no block of threads always gets the longest
+            return jnp.where(lax.rem(i, 2) == 0, cta, ctas - 1 - cta)
+
+        num_items = rounds + (place(rounds) < total - rounds * ctas).astype(jnp.int32)
+
+        def item(i: Any) -> _Item:
+            at = i * ctas + place(i)
+            row, head = lax.div(at, self.K), lax.rem(at, self.K)
+            return _Item._make([*(refs.items[row, j] for j in range(8)), head])
+
+        @pl.when(wg == warpgroups)
+        def _():
+            if warpgroups == 2:
+                plgpu.set_max_registers(40, action="decrease")
+            self._produce(refs, item, num_items)
+
+        @pl.when(wg < warpgroups)
+        def _():
+            if warpgroups == 2:
+                plgpu.set_max_registers(232, action="increase")
+            self._compute(refs, item, num_items, wg)
+
+    # The producer.
+
+    def _produce(self, refs: _Refs, item: Any, num_items: Any) -> None:
+        stages, Q = self.tile.stages, self.tokens
+
+        def load_item(i, n):
+            it = item(i)
+            wait_if(i > 0, refs.q_free)
+            for g in range(self.G):
+                plgpu.copy_gmem_to_smem(
+                    refs.q.at[pl.ds(it.load, Q), it.head * self.G + g], refs.q_raw.at[pl.ds(g * Q, Q)], refs.q_ready
+                )
+            return lax.fori_loop(it.first_tile, it.last_tile, lambda t, n: self._load_tile(refs, it, t, n), n)
+
+        n = lax.fori_loop(0, num_items, load_item, jnp.int32(0))
+
+        # Every arrival is awaited before the block of threads ends.
+        def drain(i, _):
+            plgpu.barrier_wait(refs.k_free.at[lax.rem(i, stages)])
+            plgpu.barrier_wait(refs.v_free.at[lax.rem(i, stages)])
+
+        lax.fori_loop(jnp.maximum(n - stages, 0), n, drain, None)
+        wait_if(num_items > 0, refs.q_free)
+
+    def _load_tile(self, refs: _Refs, it: _Item, t: Any, n: Any) -> Any:
+        """Starts the copies of a KV tile's blocks. Past the sequence's end its last block stands in."""
+        slot, C = lax.rem(n, self.tile.stages), self.C
+        last = lax.div(it.kv_len - 1, C)
+        ids = [refs.tables[it.seq, jnp.minimum(t * self.blocks + j, last)] for j in range(self.blocks)]
+        for pool, smem, ready, free in (
+            (refs.k, refs.k_smem, refs.k_ready, refs.k_free), (refs.v, refs.v_smem, refs.v_ready, refs.v_free),
+        ):
+            wait_if(n >= self.tile.stages, free.at[slot])
+            for j, block in enumerate(ids):
+                plgpu.copy_gmem_to_smem(pool.at[block, it.head], smem.at[slot, pl.ds(j * C, C)], ready.at[slot])
+        return n + 1
+
+    # The computing warpgroups.
+
+    def _meet(self, refs: _Refs) -> None:
+        plgpu.barrier_arrive(refs.turn)
+        plgpu.barrier_wait(refs.turn)
+
+    def _compute(self, refs: _Refs, item: Any, num_items: Any, wg: Any) -> None:
+        taking_turns = self.tile.warpgroups == 2
+        if taking_turns:      # half a step behind the other
+            pl.when(wg == 1)(lambda: self._meet(refs))
+        lax.fori_loop(0, num_items, lambda i, n: self._attend(refs, item(i), n, wg), jnp.int32(0))
+        if taking_turns:
+            pl.when(wg == 0)(lambda: self._meet(refs))
+        plgpu.wait_smem_to_gmem(0)
+
+    def _attend(self, refs: _Refs, it: _Item, n: Any, wg: Any) -> Any:
+        S, H = self.tile.kv_tile, self.H
+        rows = pl.ds(pl.multiple_of(wg * ROWS, ROWS), ROWS)
+        plgpu.barrier_wait(refs.q_ready)
+        refs.q_smem[wg] = plgpu.load(refs.q_raw.at[rows], layout=WGMMA, optimized=False)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(refs.q_free)
+
+        highest, total = full((ROWS,), LOWEST, PER_ROW), full((ROWS,), 0, PER_ROW)
+        if self.has_sinks:      # a key that was seen already and has no value
+            highest = plgpu.load(refs.sinks.at[it.head, rows], layout=PER_ROW, optimized=False)
+            total = full((ROWS,), 1, PER_ROW)
+        carry = (n, highest, total, full((ROWS, H), 0, WGMMA))
+        seen_by_all = it.first_tile
+        if self.scoring.sliding_window is None:
+            seen_by_all = lax.div(it.position + it.start - it.load + 1, S)
+            carry = lax.fori_loop(
+                it.first_tile, seen_by_all, lambda t, c: self._fold(refs, it, wg, t, c, masked=False), carry
+            )
+        n, _, total, acc = lax.fori_loop(
+            seen_by_all, it.last_tile, lambda t, c: self._fold(refs, it, wg, t, c, masked=True), carry
+        )
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        refs.out_smem[rows] = (acc / across(total, (ROWS, H), 0)).astype(self.dtype)
+        plgpu.commit_smem()
+        for w in range(self.tile.warpgroups):
+            pl.when(wg == w)(lambda w=w: self._write(refs, it, w))
+        return n
+
+    def _fold(self, refs: _Refs, it: _Item, wg: Any, t: Any, carry: Any, masked: bool) -> Any:
+        """One KV tile into the online softmax.
+
+        The exponent is one multiply-add of the raw product in both forms, masked or not, so that they agree to the bit.
+        """
+        n, highest, total, acc = carry
+        S, H, taking_turns = self.tile.kv_tile, self.H, self.tile.warpgroups == 2
+        slot, shape = lax.rem(n, self.tile.stages), (ROWS, S)
+
+        def multiply(acc_ref: Any) -> jax.Array:
+            plgpu.wgmma(acc_ref, refs.q_smem.at[wg], refs.k_smem.at[slot].transpose((1, 0)))
+            if taking_turns:
+                self._meet(refs)
+            return acc_ref[...]
+
+        plgpu.barrier_wait(refs.k_ready.at[slot])
+        scores = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+        plgpu.barrier_arrive(refs.k_free.at[slot])
+
+        factor = self.scoring.scale * LOG2E
+        if self.scoring.softcap is not None:
+            scores = jnp.tanh(scores * (self.scoring.scale / self.scoring.softcap))
+            factor = self.scoring.softcap * LOG2E
+        if masked:
+            scores = jnp.where(self._visible(it, wg, t * S), scores, -jnp.inf)
+        new_highest = jnp.maximum(highest, scores.max(axis=1) * factor)
+        weights = jnp.exp2(scores * factor - across(new_highest, shape, 0))
+        decay = jnp.exp2(highest - new_highest)
+        total = total * decay + weights.sum(axis=1)
+        acc = acc * across(decay, (ROWS, H), 0)
+        weights = weights.astype(self.dtype)
+
+        if taking_turns:
+            acc, total, new_highest, weights = lax.optimization_barrier((acc, total, new_highest, weights))
+            plgpu.barrier_arrive(refs.turn)
+        plgpu.barrier_wait(refs.v_ready.at[slot])
+        if taking_turns:
+            plgpu.barrier_wait(refs.turn)
+        if masked:
+            self._clear_unseen(refs.v_smem.at[slot], it, wg, t * S)
+        acc = matmul_add(acc, weights, refs.v_smem.at[slot], self.interpret)
+        plgpu.barrier_arrive(refs.v_free.at[slot])
+        return n + 1, new_highest, total, acc
+
+    def _visible(self, it: _Item, wg: Any, base: Any) -> jax.Array:
+        shape = (ROWS, self.tile.kv_tile)
+        key = base + iota(shape, 1)
+        query = it.position + lax.rem(wg * ROWS + iota(shape, 0), self.tokens)
+        visible = key <= query
+        if self.scoring.sliding_window is not None:
+            visible &= key > query - self.scoring.sliding_window
+        return visible
+
+    def _clear_unseen(self, values: Any, it: _Item, wg: Any, base: Any) -> None:
+        """Zeroes what no query of the tile sees before or after the sequence's tokens; it may hold anything.
+
+        The first warpgroup does it: taking turns, the second comes to its product after the first one's.
+        """
+        S = self.tile.kv_tile
+        start, stop = jnp.int32(0), it.kv_len - base
+        if self.scoring.sliding_window is not None:
+            start = it.position + it.start - it.load - self.scoring.sliding_window + 1 - base
+
+        @pl.when((wg == 0) & ((start > 0) | (stop < S)))
+        def _():
+            for at in range(0, S, ROWS):
+                clear_rows(values.at[pl.ds(at, ROWS)], start - at, stop - at)
+            plgpu.commit_smem()
+
+    def _write(self, refs: _Refs, it: _Item, wg: int) -> None:
+        """Copies the rows of warpgroup `wg` that belong to tokens [start, stop) out, one head's run at a time."""
+        Q = self.tokens
+        start, stop = it.start - it.load, it.stop - it.load
+        for g in range(self.G):
+            first, last = max(wg * ROWS, g * Q), min((wg + 1) * ROWS, (g + 1) * Q)
+            if first >= last:
+                continue
+            low, high, head = first - g * Q, last - g * Q, it.head * self.G + g
+            whole = (start <= low) & (stop >= high)
+
+            @pl.when(whole)
+            def _(first=first, low=low, size=high - low, head=head):
+                source = refs.out_smem.at[pl.ds(first, size)]
+                plgpu.copy_smem_to_gmem(source, refs.out.at[pl.ds(it.load + low, size), head])
+
+            @pl.when(jnp.logical_not(whole))
+            def _(g=g, low=low, high=high, head=head):
+                def row(i, _):
+                    plgpu.copy_smem_to_gmem(
+                        refs.out_smem.at[pl.ds(g * Q + i, 1)], refs.out.at[pl.ds(it.load + i, 1), head]
+                    )
+                lax.fori_loop(jnp.maximum(start, low), jnp.minimum(stop, high), row, None)
+
+
+def prefill(
+    q: jax.Array,            # [T, N, H], T at least a tile's tokens
+    k: jax.Array,            # [P, K, C, H]
+    v: jax.Array,
+    tables: jax.Array,       # int32[B, M]
+    work: TileTable,
+    sinks: jax.Array | None = None,      # f32[K, rows of a tile], in base 2
+    *,
+    tile: PrefillTile,
+    scoring: Scoring,
+    interpret: Any = None,
+) -> jax.Array:
+    """-> [T, N, H]; the rows of tokens outside the table's tiles are not written."""
+    H, S, warpgroups = q.shape[2], tile.kv_tile, tile.warpgroups
+    body = _Prefill(q, k, tile, scoring, sinks is not None, interpret is not None)
+    rings = plgpu.SMEM((tile.stages, S, H), k.dtype, transforms=swizzled(k.dtype))
+    ready = plgpu.Barrier(num_arrivals=body.blocks, num_barriers=tile.stages)
+    free = plgpu.Barrier(num_arrivals=warpgroups, num_barriers=tile.stages)
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        scratch_types=(
+            plgpu.SMEM((warpgroups * ROWS, H), q.dtype),
+            plgpu.SMEM((warpgroups, ROWS, H), q.dtype, transforms=swizzled(q.dtype)),
+            rings, rings,
+            plgpu.SMEM((warpgroups * ROWS, H), q.dtype),
+            plgpu.Barrier(num_arrivals=body.G), plgpu.Barrier(num_arrivals=warpgroups),
+            ready, free, ready, free, plgpu.Barrier(num_arrivals=2),
+        ),
+        grid=(tile.ctas,), grid_names=("cta",), num_threads=warpgroups + 1, thread_name="wg",
+        kernel_name="prefill_attention",
+        compiler_params=plgpu.CompilerParams(approx_math=True), interpret=interpret,
+    )(q, k, v, tables, work.items, work.total, *(() if sinks is None else (sinks,)))

@@ -1,0 +1,149 @@
+"""The TPU back end: writes the new tokens, cuts the queries into tiles and runs the kernel over them.
+
+One kernel serves all. A decode step has one tile of one query a sequence; a mixed batch runs that for its leading
+decodes and then wider tiles for the rest, both on one buffer that holds q before and the result after. Rows that no
+tile covers (padding) keep their q.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.ragged_paged_attention import tpu_pool
+from pallas_kernels.ragged_paged_attention.tpu_kernel import Kernel, Memory, Shape, Tiles, scratch_shapes
+from pallas_kernels.ragged_paged_attention.xla import Scoring
+
+TABLE_WORDS = 1 << 17           # of block tables in scalar memory at once: half of it
+TILE_ROWS = 2048                # queries times heads of a tile: what VMEM holds of their states with room to spare
+CHUNK_BYTES = 4 << 20           # of keys (as many of values) in one of the two buffers
+VMEM_LIMIT = 64 << 20           # bytes; half of what v5e and v6e have
+
+
+class Tiling(NamedTuple):
+    """Sizes that a tuner may set."""
+
+    tile_tokens: int            # query tokens of a prefill tile, a power of two
+    chunk_rows: int             # pool rows folded at once, a multiple of LANES
+
+
+def default_tiling(num_heads: int, num_kv_heads: int, row_width: int) -> Tiling:
+    """Row width in lanes."""
+    tile_tokens = min(128, max(8, 1 << (TILE_ROWS // num_heads).bit_length() - 1))
+    row_bytes = num_kv_heads * row_width * 4
+    chunk_rows = 2 * tpu_pool.LANES if 2 * tpu_pool.LANES * row_bytes <= CHUNK_BYTES else tpu_pool.LANES
+    return Tiling(tile_tokens, chunk_rows)
+
+
+def ragged_paged_attention(
+    q, k, v, kv, metadata, *, scale, sliding_window=None, softcap=None, sinks=None, max_q_len=None,
+    interpret: Any = False, tiling: Tiling | None = None,
+):
+    """See api.ragged_paged_attention. `interpret` and `tiling` are for tests and tuners."""
+    T, N, H = q.shape
+    K = k.shape[1]
+    kv = tpu_pool.write(kv, k, v, metadata.slot_mapping)
+    lanes = kv.k.shape[3]
+    scoring = Scoring(scale, sliding_window, softcap, sinks)
+    tiling = tiling or default_tiling(N, K, lanes)
+    x = jnp.pad(q, ((0, 0), (0, 0), (0, lanes - H))).reshape(T, K, N // K, lanes)
+    call = functools.partial(_attend, kv=kv, head_dim=H, scoring=scoring, interpret=interpret)
+    B, M = metadata.block_tables.shape
+    step = max(1, TABLE_WORDS // M)
+    for first in range(0, B, step):
+        part = _rows(metadata, first, min(first + step, B))
+        if max_q_len is not None:
+            tokens = min(_power_of_two(max_q_len), tiling.tile_tokens)
+            x = call(x, part, _uniform_spans(part, first, max_q_len), tokens, tiling.chunk_rows)
+        else:
+            x = call(x, part, _spans(part, first, decodes=True), 1, tiling.chunk_rows)
+            x = call(x, part, _spans(part, first, decodes=False), tiling.tile_tokens, tiling.chunk_rows)
+    return x.reshape(T, N, lanes)[..., :H], kv
+
+
+class Part(NamedTuple):
+    """Some of a batch's sequences."""
+
+    tables: jax.Array        # int32[b, M]
+    kv_lens: jax.Array       # int32[b]
+    cu_q_lens: jax.Array     # int32[b + 1]
+    num_decodes: jax.Array   # int32[] of the whole batch
+
+
+def _rows(metadata, first: int, last: int) -> Part:
+    return Part(
+        metadata.block_tables[first:last], metadata.kv_lens[first:last], metadata.cu_q_lens[first : last + 1],
+        metadata.num_decodes,
+    )
+
+
+def _uniform_spans(part: Part, first: int, max_q_len: int) -> tuple[jax.Array, jax.Array, int]:
+    """Each sequence's first flat token and number of tokens, int32[b] both; and the most tokens there can be."""
+    b = part.kv_lens.shape[0]
+    starts = (first + jnp.arange(b)) * max_q_len
+    return starts, jnp.where(part.kv_lens > 0, max_q_len, 0), b * max_q_len
+
+
+def _spans(part: Part, first: int, *, decodes: bool) -> tuple[jax.Array, jax.Array, int | None]:
+    """The same of a mixed batch's leading decodes, or of the others; None: as many as the batch has."""
+    b = part.kv_lens.shape[0]
+    among = (first + jnp.arange(b) < part.num_decodes) == decodes
+    counts = jnp.where(among, part.cu_q_lens[1:] - part.cu_q_lens[:-1], 0)
+    return part.cu_q_lens[:-1], counts, b if decodes else None
+
+
+def _tile_table(part: Part, starts: jax.Array, counts: jax.Array, tile_tokens: int, most: int) -> Tiles:
+    """Tiles of up to `tile_tokens` in order of their tokens; at most `most` of them."""
+    per_seq = -(-counts // tile_tokens)
+    ends = jnp.cumsum(per_seq)
+    tile = jnp.arange(most)
+    seq = jnp.minimum(jnp.searchsorted(ends, tile, side="right", method="compare_all"), len(counts) - 1)
+    done = (tile - ends[seq] + per_seq[seq]) * tile_tokens
+    count = jnp.clip(counts[seq] - done, 0, tile_tokens)
+    position = part.kv_lens[seq] - counts[seq] + done
+    table = (ends[-1:], seq, starts[seq] + done, count, position, part.tables.reshape(-1))
+    return Tiles(*(x.astype(jnp.int32) for x in table))
+
+
+def _attend(x, part: Part, spans, tile_tokens: int, chunk_rows: int, *, kv, head_dim: int, scoring, interpret):
+    """x [T, K, G, lanes] with the spans' queries replaced by their results."""
+    T, K, G, lanes = x.shape
+    starts, counts, tokens = spans
+    most = -(-(T if tokens is None else tokens) // tile_tokens) + (len(counts) if tile_tokens > 1 else 0)
+    shape = Shape(
+        tile_tokens, chunk_rows, K, G, lanes, kv.k.shape[2], tpu_pool.streams(head_dim), part.tables.shape[1],
+        x.dtype, kv.k.dtype, kv.k_scale is not None,
+    )
+    pools = [pool for pool in (kv.k, kv.v, kv.k_scale, kv.v_scale) if pool is not None]
+    sinks = [] if scoring.sinks is None else [
+        jnp.broadcast_to(scoring.sinks.astype(jnp.float32).reshape(K, G, 1), (K, G, tpu_pool.LANES))
+    ]
+    scratch = scratch_shapes(shape)
+
+    def body(*refs):
+        tiles, (queries, *inputs, out), buffers = Tiles(*refs[:6]), refs[6 : -len(scratch)], refs[-len(scratch) :]
+        sinks_ref = inputs.pop() if sinks else None
+        Kernel(shape, scoring, tiles, Memory(queries, inputs, sinks_ref, out, *buffers)).run()
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(Tiles._fields), grid=(1,),
+            in_specs=[anywhere] * (1 + len(pools)) + [pl.BlockSpec(memory_space=pltpu.VMEM)] * len(sinks),
+            out_specs=anywhere, scratch_shapes=list(scratch.values()),
+        ),
+        input_output_aliases={len(Tiles._fields): 0},
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_LIMIT),
+        interpret=interpret,
+        name="ragged_paged_attention",
+    )(*_tile_table(part, starts, counts, tile_tokens, most), x, *pools, *sinks)
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest that is not below n."""
+    return 1 << (n - 1).bit_length()
