@@ -39,7 +39,7 @@ def random_engine(published: dict[str, Any], config: EngineConfig, seed: int = 0
     cfg = module.Config.from_published(published)
     dtype = jnp.dtype(published.get("torch_dtype", "bfloat16") if config.dtype == "auto" else config.dtype)
     max_model_len = config.scheduler.max_model_len or cfg.max_position_embeddings
-    mesh = engine_mesh(config.parallel, cfg.num_kv_heads)
+    mesh = engine_mesh(config.parallel, cfg.num_heads, cfg.num_kv_heads)
     check_mesh(module.param_specs(cfg), mesh)
     runner = Runner(module, cfg, config, mesh, dtype, max_model_len)
     runner.start_compiling()

@@ -43,7 +43,7 @@ def load_engine(
     cfg = module.Config.from_published(checkpoint.config)
     dtype = jnp.dtype(checkpoint.dtype if config.dtype == "auto" else config.dtype)
     max_model_len = _max_model_len(config, cfg)
-    mesh = engine_mesh(config.parallel, cfg.num_kv_heads)
+    mesh = engine_mesh(config.parallel, cfg.num_heads, cfg.num_kv_heads)
     check_mesh(module.param_specs(cfg), mesh)
     runner = Runner(module, cfg, config, mesh, dtype, max_model_len)
     runner.start_compiling()
@@ -64,7 +64,17 @@ def _max_model_len(config: EngineConfig, cfg: Any) -> int:
     return wanted or cfg.max_position_embeddings
 
 
-def engine_mesh(parallel: ParallelConfig, num_kv_heads: int) -> Mesh:
-    """Splits KV heads as far as they go, then the query heads that share one."""
-    kv = math.gcd(parallel.tensor_parallel_size, num_kv_heads)
-    return make_mesh(parallel.data_parallel_size, kv, parallel.tensor_parallel_size // kv)
+def engine_mesh(parallel: ParallelConfig, num_heads: int, num_kv_heads: int) -> Mesh:
+    """Splits KV heads as far as they go, then the query heads that share one.
+
+    Raises ValueError for a tensor_parallel_size that the heads cannot be split over, naming those that work.
+    """
+    size, heads = parallel.tensor_parallel_size, num_heads // num_kv_heads
+    kv = math.gcd(size, num_kv_heads)
+    if heads % (size // kv):
+        works = [n for n in range(1, num_heads + 1) if heads % (n // math.gcd(n, num_kv_heads)) == 0]
+        raise ValueError(
+            f"tensor_parallel_size={size} cannot split the model's {num_heads} query heads over {num_kv_heads} KV "
+            f"heads; choose one of {', '.join(map(str, works))}"
+        )
+    return make_mesh(parallel.data_parallel_size, kv, size // kv)

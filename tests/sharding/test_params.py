@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from jaxengine.config import ParallelConfig
+from jaxengine.engine.load import engine_mesh
 from jaxengine.models import llama
 from jaxengine.models.registry import family
 from sharding import ParamSpec, abstract_params, check_mesh, init_params, make_mesh, param_shardings
@@ -73,3 +75,14 @@ def test_initialisers_give_what_they_say():
     assert (made["zeros"] == 0).all()
     assert made["zeros"].dtype == jnp.float32
     assert made["ones"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(("size", "heads", "kv_heads", "works"), [
+    (2, 9, 3, "1, 3, 9"),            # SmolLM2
+    (8, 12, 4, "1, 2, 3, 4, 6, 12"),
+    (16, 8, 2, "1, 2, 4, 8"),
+])
+def test_an_engine_names_the_sizes_that_its_heads_can_be_split_over(size, heads, kv_heads, works):
+    message = f"tensor_parallel_size={size} .* {heads} query heads over {kv_heads} KV heads; choose one of {works}$"
+    with pytest.raises(ValueError, match=message):
+        engine_mesh(ParallelConfig(tensor_parallel_size=size), heads, kv_heads)

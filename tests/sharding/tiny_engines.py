@@ -80,7 +80,7 @@ def engine(config: dict[str, Any], data: int = 1, tensor: int = 1, **options: An
     )
     module = family(config)
     cfg = module.Config.from_published(config)
-    mesh = engine_mesh(settings.parallel, cfg.num_kv_heads)
+    mesh = engine_mesh(settings.parallel, cfg.num_heads, cfg.num_kv_heads)
     check_mesh(module.param_specs(cfg), mesh)
     runner = Runner(module, cfg, settings, mesh, jnp.dtype("float32"), OPTIONS["max_model_len"])
     runner.load(load_params(checkpoint(config), module, cfg, mesh, "float32", progress=False))
