@@ -18,6 +18,7 @@ BENCHMARKS = {
     "kernel": "the attention op alone, over the shapes that a tuner looks at",
     "serve": "through HTTP against the engine alone, and against other servers",
     "host": "the host's share of a step",
+    "scaling": "bytes, collectives and the floor of a step on up to 64 devices that are not at hand",
     "start": "from the command to the first token",
     "memory": "memory after loading, and its growth over many steps",
     "all": "all of these in a short form, each in a process of its own",
