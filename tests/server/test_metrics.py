@@ -6,7 +6,7 @@ import pytest
 from scrape import Scrape, change, names, parse, value
 
 from jaxengine import SamplingParams
-from jaxengine.bench.stand_in import stand_in_engine
+from jaxengine.bench.stand_in import StandInRunner
 from jaxengine.config import EngineConfig
 from jaxengine.engine import engine as engine_module
 from jaxengine.engine.engine import Engine
@@ -16,6 +16,7 @@ from jaxengine.server.metrics.families import ENGINE_METRICS, HTTP_METRICS
 from jaxengine.server.metrics.histogram import Histogram, decades, powers_of_two, with_bound
 from jaxengine.server.metrics.http import REFUSALS, refusal
 
+WINDOW = 64
 THREE = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 
@@ -42,9 +43,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Served:
     """A stand-in engine that is watched; arrival times are the clock's."""
 
-    def __init__(self, clock: Clock | None = None, targets: SloTargets | None = None, **options: object) -> None:
-        settings = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "enable_prefix_caching": True} | options
-        self.engine: Engine = stand_in_engine(EngineConfig.from_options(**settings), 8000, 64, None)
+    def __init__(
+        self, clock: Clock | None = None, targets: SloTargets | None = None, num_blocks: int = 17
+    ) -> None:
+        config = EngineConfig.from_options(max_num_seqs=4, max_num_batched_tokens=32)
+        runner = StandInRunner(config, 8000, num_blocks, WINDOW)
+        self.engine = Engine(runner, config, WINDOW)      # type: ignore[arg-type]
         self.recorder = self.engine.observer = Recorder(self.engine, targets)
         self.http = HttpRecorder()
         self.exposition = self.exposed()
@@ -211,9 +215,7 @@ def test_bad_targets(bad: dict[str, float]) -> None:
 
 
 def test_preemptions_are_counted_and_their_gap_seen() -> None:
-    served = Served()
-    served.engine.blocks._empty = served.engine.blocks._empty[-5:]      # a pool of 5 blocks
-    served.engine.blocks.num_blocks = 6
+    served = Served(num_blocks=6)      # five, and the null block
     for i in range(2):
         served.add([i + 1] * 31, THREE.replace(max_tokens=20))
     served.drain()
