@@ -35,6 +35,7 @@ def routes(ctx: ServerContext) -> list[BaseRoute]:
         Route("/stats", sight.stats),
         Route("/", ChatPage().get),
         Route("/version", info.version),
+        Route("/openapi.json", info.openapi),
         Route("/model_info", info.model_info),
         Route("/get_model_info", info.model_info),
         Route("/server_info", info.server_info),
