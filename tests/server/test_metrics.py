@@ -6,10 +6,11 @@ import pytest
 from scrape import Scrape, change, names, parse, value
 
 from jaxengine import SamplingParams
-from jaxengine.bench.stand_in import StandInRunner
+from jaxengine.bench.stand_in import WORDS, StandInRunner
 from jaxengine.config import EngineConfig
 from jaxengine.engine import engine as engine_module
 from jaxengine.engine.engine import Engine
+from jaxengine.engine.results import HostResult
 from jaxengine.scheduler import scheduler as scheduler_module
 from jaxengine.server.metrics import Exposition, HttpRecorder, Recorder, SloTargets
 from jaxengine.server.metrics.families import ENGINE_METRICS, HTTP_METRICS
@@ -176,6 +177,35 @@ def test_steps_by_kind_and_bucket(clock: Clock) -> None:
     assert value(scrape, "jaxengine_padding_tokens_total", kind="decode") == steps * (int(decode) - 3)
     labels = {dict(key)["bucket"] for name, key in scrape if name == "jaxengine_step_seconds_count"}
     assert labels == {mixed, decode}
+
+
+def test_a_step_does_not_count_the_time_of_the_one_before_it(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is planned while its predecessor still runs; here every read waits for half a second."""
+    read = HostResult.read
+
+    def slow(*args: object) -> HostResult:
+        clock.now += 0.5
+        return read(*args)      # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine_module.HostResult, "read", slow)
+    served = Served(clock)
+    served.add([1, 2], THREE.replace(max_tokens=5))
+    served.drain()
+    scrape = served.scrape()
+    steps = [(key, count) for (name, key), count in scrape.items() if name == "jaxengine_step_seconds_count"]
+    assert sum(count for _, count in steps) == 5
+    for key, count in steps:
+        assert scrape["jaxengine_step_seconds_sum", key] == pytest.approx(0.5 * count)
+
+
+def test_what_is_sampled_beyond_the_end_does_not_count() -> None:
+    served = Served()
+    served.add([1, 2], SamplingParams(temperature=0, max_tokens=9, stop_token_ids=list(range(*WORDS))))
+    served.drain()
+    scrape = served.scrape()
+    assert value(scrape, "vllm:request_success_total", finished_reason="stop") == 1
+    assert value(scrape, "vllm:generation_tokens_total") == 1
+    assert value(scrape, "vllm:request_generation_tokens_sum") == 1
 
 
 def test_shares_of_the_targets(clock: Clock) -> None:
