@@ -1,6 +1,6 @@
 # The project's tasks. `make help` lists them; each one installs what it needs into .venv first.
 #
-#   make serve                         talk to the demo model
+#   make serve PORT=8080               the demo model behind an API and a chat page
 #   make test ARGS='-k scheduler'      part of the tests
 #   make setup ACCELERATOR=cuda13      cpu, cuda13 or tpu, where the guess is wrong
 #   make setup PYTHON=/path/python3.12 another interpreter
@@ -8,11 +8,12 @@
 MODEL ?= smollm2-135m-instruct
 ACCELERATOR ?=
 PYTHON ?=
+PORT ?= 8000
 ARGS ?=
 export ACCELERATOR PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test lint bench clean
+.PHONY: help setup setup-dev serve chat test lint bench clean
 
 help:   ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -23,7 +24,10 @@ setup:  ## make .venv and install the engine (again only when pyproject.toml cha
 setup-dev:  ## the same with what the tests and linters need
 	@.ci/setup gguf,dev
 
-serve: setup  ## chat with the demo model (MODEL=... for another); prompts come from standard input
+serve: setup  ## serve the demo model (MODEL=... for another) on 127.0.0.1:$(PORT), with a chat page
+	@.venv/bin/jaxengine serve $(MODEL) --port $(PORT) $(ARGS)
+
+chat: setup  ## chat with the model in the terminal; prompts come from standard input
 	@.venv/bin/jaxengine chat $(MODEL) $(ARGS)
 
 test: setup-dev  ## run the tests (ARGS=... goes to pytest)

@@ -42,7 +42,8 @@ FLAGS = {
 }
 
 # The engine's --seed makes a command repeatable, and a command line is there to print text.
-NOT_FLAGS = {"seed", "detokenize"}
+# Grammars are for programs that read the output.
+NOT_FLAGS = {"seed", "detokenize", "structured_outputs"}
 
 
 def add_sampling_arguments(

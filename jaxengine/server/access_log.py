@@ -97,7 +97,7 @@ def _cut(value: Any, limit: int) -> Any:
 
 
 def _escaped(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), default=str).replace("\x7f", "\\u007f")
+    return json.dumps(value, separators=(",", ":"), default=str)
 
 
 def _inside(text: str) -> str:

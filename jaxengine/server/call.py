@@ -58,7 +58,7 @@ class Call(ABC):
     def deltas(self, index: int, output: RequestOutput, completion: CompletionOutput) -> list[str]:
         """What a step added to a choice, each as the JSON text of a chunk's choice."""
 
-    async def response(self) -> dict[str, Any]:
+    async def response(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Runs the jobs to their end."""
         choices: dict[int, dict[str, Any]] = {}
         with running(self.ctx, self.jobs, "final_only", self.timeout, self.arrival_time) as batches:
@@ -68,21 +68,35 @@ class Call(ABC):
                     for completion in output.outputs:
                         index = at * self.request.n + completion.index
                         choices[index] = self.choice(index, output, completion)
+        return self.whole([choices[index] for index in sorted(choices)])
+
+    def whole(self, choices: list[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
+        """The answer in one piece around its choices."""
         return {
             "id": self.id, "object": self.object_name, "created": self.created, "model": self.model,
-            "choices": [choices[index] for index in sorted(choices)], "usage": self.usage.body(),
+            "choices": choices, "usage": self.usage.body(),
         }
+
+    def head(self) -> str:
+        """How each event begins, before its choice."""
+        return (f'{{"id":"{self.id}","object":"{self.chunk_name}","created":{self.created},'
+                f'"model":{quoted(self.model)},"choices":[')
+
+    def tail(self) -> str:
+        """How an event ends, after its choice."""
+        if self.request.continuous_usage:
+            return f'],"usage":{self.usage.json()}}}'
+        return '],"usage":null}' if self.request.include_usage else "]}"
 
     async def events(self) -> AsyncIterator[list[str]]:
         """Runs the jobs; yields the events of each step. The last event of usage included, [DONE] not."""
-        head = (f'{{"id":"{self.id}","object":"{self.chunk_name}","created":{self.created},'
-                f'"model":{quoted(self.model)},"choices":[')
+        head = self.head()
         with running(self.ctx, self.jobs, "delta", self.timeout, self.arrival_time) as batches:
             async with aclosing(batches) as steps:      # type: ignore[type-var]
                 async for batch in steps:
                     choices = [text for at, output in batch for text in self._step(at, output)]
                     if choices:
-                        tail = self._tail()
+                        tail = self.tail()
                         yield [f"{head}{text}{tail}" for text in choices]
         if self.request.include_usage:
             yield [f'{head}],"usage":{self.usage.json()}}}']
@@ -97,8 +111,3 @@ class Call(ABC):
                 if completion.finish_reason is not None:
                     self._ended.add(index)
         return texts
-
-    def _tail(self) -> str:
-        if self.request.continuous_usage:
-            return f'],"usage":{self.usage.json()}}}'
-        return '],"usage":null}' if self.request.include_usage else "]}"

@@ -23,10 +23,14 @@ class CompletionCall(Call):
     request: CompletionRequest
 
     @classmethod
+    def read(cls, body: dict[str, Any]) -> CompletionRequest:
+        return CompletionRequest.read(body)
+
+    @classmethod
     async def prepare(cls, ctx: ServerContext, body: dict[str, Any], timeout: float | None = None) -> CompletionCall:
         """Raises ApiError for whatever is wrong with the request."""
         service = ctx.serving()
-        request = CompletionRequest.read(body)
+        request = cls.read(body)
         ctx.model_name(request.model)
         request.check_limits(ctx.settings)
         prompts = split_prompts(request.prompt, ctx.settings, request.n)

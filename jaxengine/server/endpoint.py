@@ -15,7 +15,7 @@ from jaxengine.server.admission import check_text_queue
 from jaxengine.server.call import Call
 from jaxengine.server.context import ServerContext
 from jaxengine.server.errors import bad_request
-from jaxengine.server.generation import until_disconnect
+from jaxengine.server.generation import disconnected, until_done_or
 from jaxengine.server.json_body import parse_object, read_body
 from jaxengine.server.observer import Work
 from jaxengine.server.sse import send_events
@@ -52,7 +52,8 @@ class GenerationEndpoint:
         ctx.serving()
         body = await read_object(ctx, request)
         check_text_queue(ctx)
-        if not await until_disconnect(receive, self._answer(scope, receive, send, body, _timeout(request))):
+        answer = self._answer(scope, receive, send, body, _timeout(request))
+        if not await until_done_or(disconnected(receive), answer):
             raise ClientLeftError
 
     async def _answer(

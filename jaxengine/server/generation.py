@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from starlette.types import Receive
 
 from jaxengine.engine.async_engine import EngineDeadError, Job, OutputStream, QueueTimeoutError
 from jaxengine.engine.output import OutputKind
@@ -69,23 +72,22 @@ def _too_slow(seconds: float) -> ApiError:
     )
 
 
-async def until_disconnect(receive, work) -> bool:
-    """Runs a coroutine, and cancels it when the client leaves. Returns whether it came to its end."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnect(receive))
+async def until_done_or(watch: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> bool:
+    """Runs `work`, and cancels it when `watch` ends first. Returns whether it came to its end."""
+    watcher, worker = asyncio.ensure_future(watch), asyncio.ensure_future(work)
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        await asyncio.wait({watcher, worker}, return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
             return False
-        await task
+        worker.result()
         return True
     finally:
-        watch.cancel()
-        if not task.done():
-            task.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+        watcher.cancel()
+        worker.cancel()
+        await asyncio.gather(watcher, worker, return_exceptions=True)
 
 
-async def _disconnect(receive) -> None:
-    while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
         pass

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import http
+import socket
+import uuid
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -37,6 +39,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self.settings.stream_buffer_bytes)
+        kernel_side = transport.get_extra_info("socket")
+        if kernel_side is not None:      # else the kernel takes some megabytes before we hear of a slow reader
+            kernel_side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.settings.stream_buffer_bytes)
         if len(self.connections) > self.settings.max_connections:
             self._refuse(ApiError(503, "too many connections are open; try again later", headers={"Retry-After": "1"}))
             return
@@ -52,15 +57,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._in_headers and self._timer is None:      # the next request of a kept connection
             self._arm(self.settings.header_timeout, self._header_timed_out)
         while data and not self._refused and not self.transport.is_closing():
-            room = self.settings.max_header_bytes - self._header_bytes + 1
-            piece, data = (data[:room], data[room:]) if self._in_headers else (data, b"")
-            was_in_headers = self._in_headers
-            if was_in_headers:
+            piece, data = data, b""
+            if self._in_headers:
+                limit = self.settings.max_header_bytes
+                room = limit - self._header_bytes
+                if room == 0:
+                    self._refuse(ApiError(431, f"the request's headers are larger than {limit} bytes"))
+                    return
+                piece, data = piece[:room], piece[room:]
                 self._header_bytes += len(piece)
             super().data_received(piece)
-            if self._in_headers and was_in_headers and self._header_bytes > self.settings.max_header_bytes:
-                limit = self.settings.max_header_bytes
-                self._refuse(ApiError(431, f"the request's headers are larger than {limit} bytes"))
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
@@ -135,6 +141,7 @@ def _plain_response(error: ApiError) -> bytes:
     body = error.json().encode()
     lines = [
         f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}", "content-type: application/json",
-        f"content-length: {len(body)}", "connection: close", *(f"{k}: {v}" for k, v in error.headers.items()),
+        f"content-length: {len(body)}", "connection: close", f"x-request-id: {uuid.uuid4().hex}",
+        *(f"{k}: {v}" for k, v in error.headers.items()),
     ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from jaxengine import __version__
 from jaxengine.server.context import READY, ServerContext
 from jaxengine.server.endpoint import json_response
+from jaxengine.server.openapi import document
 
 
 class Info:
@@ -22,6 +23,9 @@ class Info:
     async def health(self, request: Request) -> Response:
         status = self._ctx.status
         return json_response({"status": status}, 200 if status == READY else 503)
+
+    async def openapi(self, request: Request) -> Response:
+        return json_response(document(has_keys=bool(self._ctx.settings.api_key)))
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": __version__})

@@ -35,7 +35,10 @@ def serve(
         start = time.monotonic()
         log.info(f"listening on {_address(settings, server.bound_port)}, loading {model}")
         config = EngineConfig.from_options(**options)
-        loaded = load_engine(model, config, chat_template=chat_template, accept_terms=accept_terms)
+        loaded = load_engine(
+            model, config, chat_template=chat_template, accept_terms=accept_terms,
+            progress=sys.stderr.isatty(),      # elsewhere it would stand between the log's lines
+        )
         _wait_for_first_steps(loaded)
         service = ModelService.start(loaded)
         gc.collect()

@@ -32,7 +32,7 @@ class Telemetry(Observer):
     def exchange_ended(self, exchange: Exchange) -> None:
         endpoint = self._endpoint(exchange.path)
         self.http.answered(endpoint, exchange.status)
-        level = logging.DEBUG if endpoint in QUIET else logging.ERROR if exchange.status >= 500 else logging.INFO
+        level = logging.DEBUG if endpoint in QUIET else logging.ERROR if exchange.status == 500 else logging.INFO
         _record(exchange, endpoint).write(level)
 
     def refused(self, error: ApiError) -> None:

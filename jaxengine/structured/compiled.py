@@ -46,6 +46,7 @@ class Entry:
     error: str | None
     text: str
     compiled: CompiledGrammar | None = None
+    charged: int = 0      # what the cache counts for it
 
     @property
     def num_bytes(self) -> int:
@@ -57,11 +58,8 @@ class GrammarCache:
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self.max_bytes = max_bytes
+        self.num_bytes = 0
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self._entries.values())
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -73,11 +71,23 @@ class GrammarCache:
         self._entries.move_to_end(key)
         if entry.compiled is not None and entry.compiled.is_worn:
             entry.compiled = None
+        self._charge(entry)
         return entry
 
     def put(self, key: bytes, entry: Entry) -> None:
+        self._remove(key)
         self._entries[key] = entry
-        self._entries.move_to_end(key)
-        num_bytes = self.num_bytes
-        while num_bytes > self.max_bytes and len(self._entries) > 1:
-            num_bytes -= self._entries.popitem(last=False)[1].num_bytes
+        self._charge(entry)
+        while self.num_bytes > self.max_bytes and len(self._entries) > 1:
+            self._remove(next(iter(self._entries)))
+
+    def _remove(self, key: bytes) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.num_bytes -= entry.charged
+            entry.charged = 0
+
+    def _charge(self, entry: Entry) -> None:
+        """A grammar grows with use; what it has become is counted when it is touched."""
+        self.num_bytes += entry.num_bytes - entry.charged
+        entry.charged = entry.num_bytes

@@ -14,6 +14,7 @@ MAX_PROPERTIES = 1000         # in a whole schema
 MAX_ENUM = 5000               # enum values in a whole schema, or choices
 MAX_REGEX_BYTES = 4096
 MAX_REPEAT = 10_000           # any count: {m,n} in an expression, minItems, maxLength and their like
+MAX_NESTED_REPEATS = 1_000_000      # as 1000 * 1000 for ([a-z]{1,1000} ){1,1000}
 
 _COUNTS = tuple(f"{bound}{what}" for bound in ("min", "max") for what in ("Length", "Items", "Properties", "Contains"))
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -52,6 +53,7 @@ def check_text(outputs: StructuredOutputs) -> None:
 def check_regex(text: str) -> None:
     _check_bytes(text, MAX_REGEX_BYTES)
     _check_repeats(text)
+    _at_most("repeats of a part, by counts within counts,", _nested_repeats(text), MAX_NESTED_REPEATS)
 
 
 class _SchemaWalk:
@@ -98,6 +100,26 @@ def _check_repeats(text: str) -> None:
         for digits in match.groups(""):
             if len(digits) > len(str(MAX_REPEAT)) or (digits and int(digits) > MAX_REPEAT):
                 raise ValueError(f"the repeat {match[0][:40]} counts beyond {MAX_REPEAT}")
+
+
+def _nested_repeats(regex: str) -> int:
+    """The most often that counts within counts repeat any part of an expression."""
+    groups, last, at = [1], 1, 0      # for each open group the most of its parts; for the part just read
+    while at < len(regex):
+        char, repeat = regex[at], _REPEAT.match(regex, at)
+        if repeat is not None:
+            last *= max([1, *(int(digits) for digits in repeat.groups("") if digits)])
+        elif char == ")" and len(groups) > 1:
+            last = groups.pop()
+        else:
+            last = 1
+        groups[-1] = max(groups[-1], last)
+        if char == "(":
+            groups.append(1)
+        elif char == "[":
+            at = max(regex.find("]", at + 2), at)
+        at += 2 if char == "\\" else len(repeat[0]) if repeat is not None else 1
+    return max(groups)
 
 
 def _check_bytes(text: str, limit: int) -> None:

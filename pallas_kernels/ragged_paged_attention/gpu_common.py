@@ -83,10 +83,16 @@ def matmul_add(acc: jax.Array, a: jax.Array, b: Any, interpret: bool) -> jax.Arr
 
 
 def clear_rows(values: Any, start: Any, stop: Any) -> None:
-    """Zeroes the rows of a tile [S, H] outside [start, stop): they may hold anything, and 0 * NaN is NaN."""
-    row = iota(values.shape, 0)
-    kept = plgpu.load(values, layout=WGMMA)
-    values[...] = jnp.where((row >= start) & (row < stop), kept, jnp.zeros_like(kept))
+    """Zeroes the rows of a tile [S, H] outside [start, stop): they may hold anything, and 0 * NaN is NaN.
+
+    In pieces of 64 by 64, which take few registers.
+    """
+    for row in range(0, values.shape[0], 64):
+        for column in range(0, values.shape[1], 64):
+            piece = values.at[pl.ds(row, 64), pl.ds(column, 64)]
+            place = row + iota((64, 64), 0)
+            kept = plgpu.load(piece, layout=WGMMA)
+            piece[...] = jnp.where((place >= start) & (place < stop), kept, jnp.zeros_like(kept))
 
 
 def wait_if(condition: Any, barrier: Any) -> None:

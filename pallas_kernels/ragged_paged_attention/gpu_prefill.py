@@ -37,6 +37,7 @@ from pallas_kernels.ragged_paged_attention.gpu_common import (
 from pallas_kernels.ragged_paged_attention.gpu_work import TileTable
 
 ROWS = 64      # of a computing warpgroup: the height of a tensor-core product
+COMPUTE_REGISTERS, PRODUCER_REGISTERS = 232, 40      # a thread; two computing warpgroups and one fill 504 of 512
 
 
 @dataclass(frozen=True)
@@ -101,32 +102,35 @@ class _Prefill:
 
     def __call__(self, *args: Any) -> None:
         refs = _Refs._make(args if self.has_sinks else (*args[:6], None, *args[6:]))
-        ctas, warpgroups = self.tile.ctas, self.tile.warpgroups
-        cta, wg = lax.axis_index("cta"), lax.axis_index("wg")
+        warpgroups, wg = self.tile.warpgroups, lax.axis_index("wg")
+
+        @pl.when(wg == warpgroups)
+        def _():
+            if warpgroups == 2:
+                plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+            self._produce(refs, *self._share(refs))
+
+        @pl.when(wg < warpgroups)
+        def _():
+            if warpgroups == 2:
+                plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+            self._compute(refs, *self._share(refs), wg)
+
+    def _share(self, refs: _Refs) -> tuple[Any, Any]:
+        """This block of threads' items: a function of their index, and how many there are."""
+        ctas, cta = self.tile.ctas, lax.axis_index("cta")
         total = refs.total[0] * self.K
         rounds = lax.div(total, ctas)
 
         def place(i: Any) -> Any:      # there and back, so that no block of threads always gets the longest
             return jnp.where(lax.rem(i, 2) == 0, cta, ctas - 1 - cta)
 
-        num_items = rounds + (place(rounds) < total - rounds * ctas).astype(jnp.int32)
-
         def item(i: Any) -> _Item:
             at = i * ctas + place(i)
             row, head = lax.div(at, self.K), lax.rem(at, self.K)
             return _Item._make([*(refs.items[row, j] for j in range(8)), head])
 
-        @pl.when(wg == warpgroups)
-        def _():
-            if warpgroups == 2:
-                plgpu.set_max_registers(40, action="decrease")
-            self._produce(refs, item, num_items)
-
-        @pl.when(wg < warpgroups)
-        def _():
-            if warpgroups == 2:
-                plgpu.set_max_registers(232, action="increase")
-            self._compute(refs, item, num_items, wg)
+        return item, rounds + (place(rounds) < total - rounds * ctas).astype(jnp.int32)
 
     # The producer.
 
@@ -274,8 +278,7 @@ class _Prefill:
 
         @pl.when((wg == 0) & ((start > 0) | (stop < S)))
         def _():
-            for at in range(0, S, ROWS):
-                clear_rows(values.at[pl.ds(at, ROWS)], start - at, stop - at)
+            clear_rows(values, start, stop)
             plgpu.commit_smem()
 
     def _write(self, refs: _Refs, it: _Item, wg: int) -> None:

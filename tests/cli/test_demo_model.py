@@ -134,7 +134,7 @@ def test_info_as_json(cli):
 
 
 def test_a_fresh_process_chats_from_a_pipe(smollm2):
-    """What `make serve` runs when there is no terminal."""
+    """What `make chat` runs when there is no terminal."""
     command = [sys.executable, "-m", "jaxengine.cli.main", "chat", smollm2, "--temperature", "0", "--config", "laptop"]
     done = subprocess.run(command, input=QUESTION + "\n", capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

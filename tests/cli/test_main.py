@@ -54,7 +54,7 @@ def test_no_command_shows_the_help(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["fly"], "unknown command 'fly'; known: generate, chat"),
+        (["fly"], "unknown command 'fly'; known: generate, serve, chat"),
         (["generate"], "the following arguments are required: MODEL"),
         (["generate", "m"], "one of the arguments --prompt --chat is required"),
         (["generate", "m", "--prompt", "x", "--chat", "y"], "not allowed with argument"),

@@ -2,14 +2,22 @@
 
 import re
 
-from readme_settings import README, sections, table
+import pytest
+from readme_settings import README, sections, tables
 
 import jaxengine
 from jaxengine.cli import main
 
 
-def test_the_table_of_settings_is_current():
-    assert sections(README.read_text())[1] == table(), "run python tests/cli/readme_settings.py"
+@pytest.mark.parametrize("name", tables())
+def test_the_tables_of_settings_are_current(name: str):
+    assert sections(README.read_text(), name)[1] == tables()[name], "run python tests/cli/readme_settings.py"
+
+
+def test_make_targets_that_are_shown_exist():
+    shown = set(re.findall(r"\bmake ([a-z-]+)", README.read_text()))
+    targets = set(re.findall(r"^([a-z-]+):", (README.parent / "Makefile").read_text(), re.MULTILINE))
+    assert {"serve", "chat", "test"} <= shown <= targets
 
 
 def test_python_examples_name_what_exists():

@@ -6,16 +6,18 @@ import pytest
 from scrape import Scrape, change, names, parse, value
 
 from jaxengine import SamplingParams
-from jaxengine.bench.stand_in import stand_in_engine
+from jaxengine.bench.stand_in import WORDS, StandInRunner
 from jaxengine.config import EngineConfig
 from jaxengine.engine import engine as engine_module
 from jaxengine.engine.engine import Engine
+from jaxengine.engine.results import HostResult
 from jaxengine.scheduler import scheduler as scheduler_module
 from jaxengine.server.metrics import Exposition, HttpRecorder, Recorder, SloTargets
 from jaxengine.server.metrics.families import ENGINE_METRICS, HTTP_METRICS
 from jaxengine.server.metrics.histogram import Histogram, decades, powers_of_two, with_bound
 from jaxengine.server.metrics.http import REFUSALS, refusal
 
+WINDOW = 64
 THREE = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 
@@ -42,9 +44,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Served:
     """A stand-in engine that is watched; arrival times are the clock's."""
 
-    def __init__(self, clock: Clock | None = None, targets: SloTargets | None = None, **options: object) -> None:
-        settings = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "enable_prefix_caching": True} | options
-        self.engine: Engine = stand_in_engine(EngineConfig.from_options(**settings), 8000, 64, None)
+    def __init__(
+        self, clock: Clock | None = None, targets: SloTargets | None = None, num_blocks: int = 17
+    ) -> None:
+        config = EngineConfig.from_options(max_num_seqs=4, max_num_batched_tokens=32)
+        runner = StandInRunner(config, 8000, num_blocks, WINDOW)
+        self.engine = Engine(runner, config, WINDOW)      # type: ignore[arg-type]
         self.recorder = self.engine.observer = Recorder(self.engine, targets)
         self.http = HttpRecorder()
         self.exposition = self.exposed()
@@ -174,6 +179,35 @@ def test_steps_by_kind_and_bucket(clock: Clock) -> None:
     assert labels == {mixed, decode}
 
 
+def test_a_step_does_not_count_the_time_of_the_one_before_it(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is planned while its predecessor still runs; here every read waits for half a second."""
+    read = HostResult.read
+
+    def slow(*args: object) -> HostResult:
+        clock.now += 0.5
+        return read(*args)      # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine_module.HostResult, "read", slow)
+    served = Served(clock)
+    served.add([1, 2], THREE.replace(max_tokens=5))
+    served.drain()
+    scrape = served.scrape()
+    steps = [(key, count) for (name, key), count in scrape.items() if name == "jaxengine_step_seconds_count"]
+    assert sum(count for _, count in steps) == 5
+    for key, count in steps:
+        assert scrape["jaxengine_step_seconds_sum", key] == pytest.approx(0.5 * count)
+
+
+def test_what_is_sampled_beyond_the_end_does_not_count() -> None:
+    served = Served()
+    served.add([1, 2], SamplingParams(temperature=0, max_tokens=9, stop_token_ids=list(range(*WORDS))))
+    served.drain()
+    scrape = served.scrape()
+    assert value(scrape, "vllm:request_success_total", finished_reason="stop") == 1
+    assert value(scrape, "vllm:generation_tokens_total") == 1
+    assert value(scrape, "vllm:request_generation_tokens_sum") == 1
+
+
 def test_shares_of_the_targets(clock: Clock) -> None:
     served = Served(clock, SloTargets(ttft_ms=1000, itl_ms=50))
     served.add([1, 2])
@@ -211,9 +245,7 @@ def test_bad_targets(bad: dict[str, float]) -> None:
 
 
 def test_preemptions_are_counted_and_their_gap_seen() -> None:
-    served = Served()
-    served.engine.blocks._empty = served.engine.blocks._empty[-5:]      # a pool of 5 blocks
-    served.engine.blocks.num_blocks = 6
+    served = Served(num_blocks=6)      # five, and the null block
     for i in range(2):
         served.add([i + 1] * 31, THREE.replace(max_tokens=20))
     served.drain()

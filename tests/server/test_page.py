@@ -101,8 +101,8 @@ def test_a_message_streams_an_answer(visit: Callable[..., Any], server: Scripted
     assert answer(page).locator("strong").inner_text() == "you"
     assert re.search(r"23 tokens · [\d.]+ tok/s · first after [\d.]+ s", answer(page).inner_text())
     assert server.bodies == [{
-        "model": "tiny", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 1024,
-        "messages": [{"role": "user", "content": "Hi"}],
+        "model": "tiny", "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.7,
+        "max_tokens": 1024, "messages": [{"role": "user", "content": "Hi"}],
     }]
     assert page.evaluate("document.activeElement.id") == "message"
     server.delay = 0
@@ -359,10 +359,15 @@ def test_load_is_shown(visit: Callable[..., Any], server: ScriptedServer) -> Non
 
 def test_a_model_that_is_loading(visit: Callable[..., Any], server: ScriptedServer) -> None:
     loaded, server.stats = server.stats, {"status": "loading", "model": "tiny"}
-    page = visit()
+    page = visit(quiet=False)
     page.get_by_text("The model is loading").wait_for()
     assert "3" not in page.locator("#running").inner_text()
-    server.stats = loaded
+    server.refusal = (503, "the model is still loading", {"Retry-After": "5"})
+    ask(page, "Hi")      # is answered as soon as it can be
+    page.get_by_role("button", name="Stop").wait_for()
+    server.stats, server.refusal = loaded, None
+    wait_for_end(page)
+    assert answer(page).locator(".text").inner_text() == "Hello there."
     until(page, "document.getElementById('running').textContent === '3/32'")
     assert page.locator("#state").is_hidden()
 

@@ -58,8 +58,8 @@ def _targets(r: Recorder) -> Samples:
 
 
 def _cache_config(r: Recorder) -> Samples:
-    blocks = r.engine.blocks
-    return [((str(blocks.block_size), str(blocks.num_blocks - 1)), 1)]
+    blocks = r.engine.blocks      # each shard's pool has a null block, which nobody gets
+    return [((str(blocks.block_size), str(blocks.num_blocks - len(blocks))), 1)]
 
 
 ENGINE_METRICS: tuple[Metric[Recorder], ...] = (

@@ -6,7 +6,7 @@ let running = null;           // the AbortController of the answer that streams
 
 // --- settings ------------------------------------------------------------------------------------------------
 
-const FIELDS = { system: "", temperature: "", "max-tokens": "1024", plain: false };
+const FIELDS = { system: "", temperature: "0.7", "max-tokens": "1024", plain: false };
 
 function loadSettings() {
   let saved = {};
@@ -92,9 +92,28 @@ function showError(view, error) {
 
 // --- one answer ----------------------------------------------------------------------------------------------
 
+function pause(milliseconds, signal) {
+  return new Promise((resolve, reject) => {
+    setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", () => reject(signal.reason), { once: true });
+  });
+}
+
+// A message may be sent while the model is loading: it is answered when that is done.
+async function callOnceLoaded(path, options) {
+  for (;;) {
+    try {
+      return await call(path, options);
+    } catch (error) {
+      if (error.status !== 503 || serverStatus !== "loading") throw error;
+      await pause(1000, options.signal);
+    }
+  }
+}
+
 async function stream(answer, signal, changed) {
   const path = $("plain").checked ? "v1/completions" : "v1/chat/completions";
-  const response = await call(path, {
+  const response = await callOnceLoaded(path, {
     method: "POST", signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(requestBody()),
   });
   for await (const event of events(response)) {

@@ -3,6 +3,7 @@
 const POINTS = 60;
 const speeds = [];
 let lastSnapshot = null;
+let serverStatus = "";
 
 function show(id, text) { document.getElementById(id).textContent = text; }
 
@@ -20,6 +21,7 @@ const STATES = {
 };
 
 function showSnapshot(now) {
+  serverStatus = now.status;
   show("state", STATES[now.status] ?? "");
   if (now.generation_tokens === undefined) return;      // still loading
   const seconds = lastSnapshot ? now.time - lastSnapshot.time : 0;

@@ -26,6 +26,13 @@ KWARGS_SCHEMA = {"type": "object", "additionalProperties": {"type": ["string", "
 ChatTemplateKwargs = Annotated[dict[str, Any], WithJsonSchema(KWARGS_SCHEMA)]
 
 
+# What a template is given by other means. A checkpoint's further named tokens are refused when it is rendered.
+TEMPLATE_NAMES = frozenset((
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
+    "bos_token", "eos_token", "pad_token", "unk_token",
+))
+
+
 class CompletionRequest(SamplingFields):
     prompt: Prompt
     max_tokens: Count | None = Field(None, description="16 where it is absent; 0 only with echo.")
@@ -113,6 +120,9 @@ class ChatRequest(SamplingFields):
     @field_validator("chat_template_kwargs")
     @classmethod
     def _plain_values(cls, value: Any) -> Any:
+        reserved = sorted(value.keys() & TEMPLATE_NAMES) if value else []
+        if reserved:
+            raise ValueError(f"must not set {shown(reserved[0])}, which the server sets")
         if value and any(isinstance(item, (dict, list)) for item in value.values()):
             raise ValueError("may hold texts, numbers and booleans alone")
         return value

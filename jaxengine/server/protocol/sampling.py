@@ -134,6 +134,8 @@ class SamplingFields(StrictModel):
         _at_most("bad_words", len(self.bad_words or ()), settings.max_bad_words, "entries")
         for word in self.bad_words or ():
             _at_most("bad_words", len(word.encode()), settings.max_stop_bytes, "bytes in a string")
+        for name in ("logprobs", "top_logprobs"):
+            _at_most(name, getattr(self, name, None) or 0, settings.max_logprobs)
         _at_most("prompt_logprobs", self.prompt_logprobs or 0, settings.max_logprobs)
         _at_most("user", len(self.user or ""), settings.max_user_chars, "characters")
         _at_most("cache_salt", len(self.cache_salt or ""), settings.max_cache_salt_chars, "characters")
