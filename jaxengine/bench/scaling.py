@@ -128,7 +128,8 @@ def _complete(cells: list[Cell], file: Path) -> dict[str, StepWork]:
 
 
 def _as_work(plain: dict[str, Any]) -> StepWork:
-    return StepWork(**(plain | {"exchanges": tuple(Exchange(**e) for e in plain["exchanges"])}))
+    given: dict[str, Any] = plain | {"exchanges": tuple(Exchange(**e) for e in plain["exchanges"])}
+    return StepWork(**given)
 
 
 def _row(cell: Cell, work: StepWork, machine: Machine) -> dict[str, Any]:
