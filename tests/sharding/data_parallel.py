@@ -29,11 +29,12 @@ def workload(seed: int, count: int = 24) -> list[tuple[list[int], SamplingParams
     r = random.Random(seed)
     stems = [[r.randrange(VOCAB) for _ in range(12)] for _ in range(3)]
     kinds = [
-        {}, {"temperature": 0.0}, {"n": 3}, {"temperature": 0.0, "prompt_logprobs": 3},
-        {"repetition_penalty": 1.3, "frequency_penalty": 0.4}, {"presence_penalty": 0.5, "n": 2},
-        {"logprobs": 4, "top_k": 20}, {"logit_bias": {5: 3.0}, "top_p": 0.8},
+        {"frequency_penalty": 2.0}, {"temperature": 0.0}, {"n": 3, "repetition_penalty": 2.0},
+        {"temperature": 0.0, "prompt_logprobs": 3}, {"repetition_penalty": 2.0, "frequency_penalty": 1.0},
+        {"presence_penalty": 2.0, "n": 2}, {"logprobs": 4, "top_k": 20},
+        {"logit_bias": {5: 3.0}, "top_p": 0.8, "presence_penalty": 2.0},
         {"allowed_token_ids": list(range(0, VOCAB, 5))}, {"min_tokens": 6, "stop_token_ids": list(range(30))},
-        {"max_tokens": 0, "prompt_logprobs": 0}, {"min_p": 0.1},
+        {"max_tokens": 0, "prompt_logprobs": 0}, {"min_p": 0.1, "temperature": 0.0, "frequency_penalty": 2.0},
     ]
     requests = []
     for i in range(count):
