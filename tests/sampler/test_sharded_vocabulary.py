@@ -45,7 +45,7 @@ for sizes in ({}, {"kv": 2}, {"kv": 2, "group": 2}, {"data": 2, "kv": 2}):
         counts = np.asarray(state.output_counts).reshape(shards, -1, V)[:, :-1].reshape(R, V)
         last = np.asarray(state.last_tokens).reshape(shards, -1)[:, :-1]
         assert last.ravel().tolist() == np.asarray(best.ids).tolist()
-        results.append([np.asarray(a) for a in (out.ids, best.ids, out.top_ids[5], scores.rank, counts)])
+        results.append([np.asarray(a) for a in (out.ids, best.ids, np.asarray(out.top_ids)[5], scores.rank, counts)])
 for other in results[1:]:
     for one, two in zip(results[0], other, strict=True):
         np.testing.assert_array_equal(one, two)
