@@ -13,7 +13,7 @@ KINDS = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective
 
 _LINE = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 _ARRAY = re.compile(r"([a-z]+\d*)(?:e\d+m\d+\w*)?\[([\d,]*)\]")
-_NAMED = re.compile(r"replica_groups=mesh\[[^\]]*\] \{([^}]*)\}")
+_NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}")
 _LISTED = re.compile(r"replica_groups=\{(\{[\d,{}]*\})\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _PAIRS = re.compile(r"source_target_pairs=\{(\{[\d,{}]*\})\}")
@@ -52,9 +52,6 @@ def _num_bytes(dtype: str, dims: str) -> int:
 
 
 def _axes(line: str, mesh: Mapping[str, int]) -> tuple[str, ...]:
-    if named := _NAMED.search(line):
-        inside = re.findall(r"'(\w+)'", named[1])
-        return tuple(axis for axis in mesh if axis in inside and mesh[axis] > 1)
     groups = _groups(line, prod(mesh.values()))
     places = np.stack(np.unravel_index(np.arange(prod(mesh.values())), tuple(mesh.values())), axis=-1)
     spanned = (places[groups] != places[groups[:, :1]]).any((0, 1))
@@ -63,11 +60,23 @@ def _axes(line: str, mesh: Mapping[str, int]) -> tuple[str, ...]:
 
 def _groups(line: str, num_devices: int) -> np.ndarray:
     """Partition ids int[groups, devices of a group]."""
+    if named := _NAMED.search(line):      # the compiler's own mesh, which may have other axes, in another order
+        mesh, dims, order, inside = named.groups()
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+        ids = _iota(dims or str(num_devices), order).reshape(tuple(sizes.values()))
+        axes = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", inside)]
+        return np.moveaxis(ids, axes, range(-len(axes), 0)).reshape(-1, prod(ids.shape[axis] for axis in axes))
     if listed := _LISTED.search(line) or _PAIRS.search(line):
         return np.array([[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])])
-    iota = _IOTA.search(line)
-    if iota is None:      # none given: all devices together
-        return np.arange(num_devices)[None]
-    shape, dims, order = ([int(n) for n in (text or "").split(",") if n] for text in iota.groups())
-    ids = np.arange(prod(dims)).reshape(dims)
-    return (ids.transpose(order) if order else ids).reshape(shape)
+    if iota := _IOTA.search(line):
+        return _iota(iota[2], iota[3]).reshape(_numbers(iota[1]))
+    return np.arange(num_devices)[None]      # none given: all devices together
+
+
+def _iota(dims: str, order: str | None) -> np.ndarray:
+    ids = np.arange(prod(_numbers(dims))).reshape(_numbers(dims))
+    return ids.transpose(_numbers(order)) if order else ids
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(","))

@@ -10,6 +10,8 @@ REDUCE = "  %psum.1 = f32[4,64]{1,0} all-reduce(%x), channel_id=1, "
 
 @pytest.mark.parametrize(("groups", "axes"), [
     ("replica_groups=mesh['data'=2,'kv'=2,'group'=2] {'kv','group'}, to_apply=%add", ("kv", "group")),
+    ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}, to_apply=%add", ("kv", "group")),
+    ("replica_groups=mesh['a'=2,'b'=2,'c'=2], device_ids=([2,2,2]T(2,1,0)) {'a'}, to_apply=%add", ("group",)),
     ("replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add", ("kv", "group")),
     ("replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add", ("group",)),
     ("replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=%add", ("data",)),

@@ -40,9 +40,11 @@ def test_every_device_holds_its_part_of_the_same_weights(findings, case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_host_never_holds_the_model(findings, case):
-    """At most two parameters besides what lies on the devices, which here is the host's memory, too."""
+    """At most two parameters besides what lies on the devices, which here is the host's memory, too; of Orbax, at
+    most two batches of 16 MiB, which is the least that it reads at once."""
     found = findings[case]
-    assert found["largest"] * 2.5 < found["whole"]
     if case[1] == 1:      # the measurement saw the weights themselves; fake devices may share what is replicated
         assert found["on_devices"] < found["rise"] + 2**21
-    assert found["rise"] < found["on_devices"] + 2 * found["largest"]
+    batch = found["largest"] if case[0] == "published" else max(found["largest"], 16 << 20)
+    assert 2 * batch < found["whole"]
+    assert found["rise"] < found["on_devices"] + 2 * batch
