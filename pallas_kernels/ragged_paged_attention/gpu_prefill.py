@@ -258,12 +258,14 @@ class _Prefill:
         return n + 1, new_highest, total, acc
 
     def _visible(self, it: _Item, wg: Any, base: Any) -> jax.Array:
+        """Which keys of the tile from `base` on each row sees: its own position is the last, [ROWS, S]."""
         shape = (ROWS, self.tile.kv_tile)
-        key = base + iota(shape, 1)
-        query = it.position + lax.rem(wg * ROWS + iota(shape, 0), self.tokens)
-        visible = key <= query
+        row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=PER_ROW)
+        last = it.position - base + lax.rem(wg * ROWS + row, jnp.int32(self.tokens))
+        key = iota(shape, 1)
+        visible = key <= across(last, shape, 0)
         if self.scoring.sliding_window is not None:
-            visible &= key > query - self.scoring.sliding_window
+            visible &= key > across(last - self.scoring.sliding_window, shape, 0)
         return visible
 
     def _clear_unseen(self, values: Any, it: _Item, wg: Any, base: Any) -> None:
