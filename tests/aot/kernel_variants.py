@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxengine.bench.kernel import dot_flops
 from pallas_kernels.ragged_paged_attention import AttentionMetadata, KVLayer, kv_layer_spec, ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.cases import Case
 
@@ -32,6 +31,7 @@ def variants(full: bool) -> Iterator[Variant]:
     """A few that models use most; with `full`, every head width, block size and feature."""
     yield Variant(DECODE)
     yield Variant(PREFILL)
+    yield Variant(replace(DECODE, name="decode fp8", kv_dtype=jnp.float8_e4m3fn))
     if not full:
         return
     for case in (DECODE, PREFILL):
@@ -42,6 +42,10 @@ def variants(full: bool) -> Iterator[Variant]:
         for heads in (8, 40, 64):
             yield Variant(replace(case, name=f"{case.name} G={heads // 8}", num_heads=heads))
         yield Variant(replace(case, name=f"{case.name} f16", dtype=jnp.float16))
+        for kv_dtype in (jnp.float8_e4m3fn, jnp.int8):
+            for head_dim in (64, 128, 256):
+                name = f"{case.name} H={head_dim} {jnp.dtype(kv_dtype).name}"
+                yield Variant(replace(case, name=name, head_dim=head_dim, kv_dtype=kv_dtype))
         yield Variant(replace(case, name=f"{case.name} window", sliding_window=1024))
         yield Variant(replace(case, name=f"{case.name} softcap window sinks", softcap=30.0, sliding_window=1024,
                               sinks=True))
@@ -82,10 +86,12 @@ def compile_variant(variant: Variant, mesh: jax.sharding.Mesh) -> tuple[list[h20
 
 def floor(case: Case) -> tuple[int, int, float]:
     """-> (bytes of keys and values read once, FLOPs of the dots, seconds that the larger of the two takes)."""
-    seen = [min(n, case.sliding_window + q) if case.sliding_window else n for n, q in case.seqs]
+    window = case.sliding_window or max(n for n, _ in case.seqs)
+    read = sum(min(n, window + q - 1) for n, q in case.seqs)
     itemsize = jnp.dtype(case.kv_dtype or case.dtype).itemsize
-    num_bytes = 2 * sum(seen) * case.num_kv_heads * case.head_dim * itemsize
-    flops = dot_flops(case)
+    num_bytes = 2 * read * case.num_kv_heads * case.head_dim * itemsize
+    pairs = sum(min(position + 1, window) for n, q in case.seqs for position in range(n - q, n))
+    flops = 4 * pairs * case.num_heads * case.head_dim
     return num_bytes, flops, max(num_bytes / BYTES_PER_SECOND, flops / FLOPS_PER_SECOND)
 
 
@@ -106,4 +112,6 @@ def problems(variant: Variant, kernels: list[h200.Machine], memory: Any) -> list
     pool = 2 * (len(case.seqs) * case.max_blocks + 1) * case.block_size * case.num_kv_heads * case.head_dim * itemsize
     if memory.alias_size_in_bytes < pool:
         found.append(f"{memory.alias_size_in_bytes} of the pool's {pool} bytes are updated in place")
+    if memory.temp_size_in_bytes > pool / 2:
+        found.append(f"{memory.temp_size_in_bytes} bytes of temporaries beside a pool of {pool}")
     return found
