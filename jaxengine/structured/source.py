@@ -73,5 +73,5 @@ def lark_string(text: str) -> str:
 
 
 def object_rule(schema: str) -> str:
-    """JSON of a schema, given as checked JSON text, within a Lark rule."""
-    return "%json " + json.dumps({**json.loads(schema), "x-guidance": {"whitespace_pattern": WHITE_SPACE}})
+    """JSON of a schema, given as checked JSON text, within a Lark rule; on one line."""
+    return "%json " + json.dumps({**json.loads(schema), "x-guidance": {"whitespace_pattern": " "}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Collection
 from typing import Any
@@ -10,7 +11,8 @@ from jaxengine.server.chat_stage import ChatDelta
 from jaxengine.server.tool_calls.formats import CallFormat
 from jaxengine.server.tool_calls.scanner import CallScanner
 
-_BETWEEN = " \t\r\n,;[]"      # what may stand around calls
+_SPACE = re.compile(r"\s*")                     # one run of a class: nothing to go back for
+_BETWEEN = re.compile(r"[ \t\r\n,;\[\]]*")      # what may stand around calls
 
 
 class ToolCallStage:
@@ -21,9 +23,11 @@ class ToolCallStage:
 
     def __init__(self, form: CallFormat, names: Collection[str], forced: bool, is_named: bool = False) -> None:
         self._form, self._names, self._forced, self._is_named = form, names, forced, is_named
-        self._text = ""                          # what no state has consumed yet
+        self._text, self._at = "", 0             # what has come, and how far it was read
+        self._content: list[str] = []            # of this push
         self._scanner: CallScanner | None = None
         self._in_calls = forced
+        self._skipped: list[str] = []            # an opener and what followed it, until there is a call
         self._at_start = True                    # nothing but white space has come
         self._num_calls = 0
         self._announced = False                  # whether the call being read was told of
@@ -34,77 +38,86 @@ class ToolCallStage:
 
     def push(self, text: str, finished: bool) -> ChatDelta:
         delta = ChatDelta()
-        self._text += text
-        while self._text and self._step(delta, finished):
+        self._text, self._at = self._text[self._at:] + text, 0
+        while self._at < len(self._text) and self._step(delta, finished):
             pass
-        if finished and self._scanner is not None and not self._announced:
-            delta.content += self._scanner.raw      # cut before it was a call
-            self._scanner = None
+        if finished and not self._announced:      # cut before it was a call
+            self._content += self._skipped
+            self._content += [] if self._scanner is None else [self._scanner.raw]
+        delta.content = "".join(self._content)
+        self._content.clear()
         return delta
 
     def _step(self, delta: ChatDelta, finished: bool) -> bool:
-        """Consumes some text; False where more must come first."""
+        """Reads on; False where more must come first."""
         if self._scanner is not None:
             return self._read_call(self._scanner, delta)
         if self._in_calls:
             return self._read_between(finished)
-        return self._read_content(delta, finished)
+        return self._read_content(finished)
 
-    def _read_content(self, delta: ChatDelta, finished: bool) -> bool:
-        text, form = self._text, self._form
+    def _read_content(self, finished: bool) -> bool:
+        text, at, opener = self._text, self._at, self._form.opener
         if self._at_start:
-            if not text.strip() and not finished:
+            start = _end(_SPACE, text, at)
+            if start == len(text) and not finished:
                 return False
             self._at_start = False
-            if form.bare and text.lstrip().startswith("{"):
-                self._text, self._scanner = text.lstrip(), CallScanner()
+            if self._form.bare and text.startswith("{", start):
+                self._at, self._scanner = start, CallScanner()
                 return True
-        at = text.find(form.opener) if form.opener else -1
-        if at >= 0:
+        found = text.find(opener, at) if opener else -1
+        if found >= 0:
             # The line end before a call is no part of what was said.
-            delta.content += text[:at].rstrip() if self._num_calls == 0 else text[:at].strip()
-            self._text, self._in_calls = text[at + len(form.opener):], True
+            said = text[at:found].rstrip() if self._num_calls == 0 else text[at:found].strip()
+            self._content.append(said)
+            self._at, self._in_calls, self._skipped = found + len(opener), True, [opener]
             return True
-        held = 0 if finished else _overlap(text, form.opener)
-        end = len(text) - held
-        spaces = 0 if finished else len(text[:end]) - len(text[:end].rstrip())
-        end -= spaces
-        delta.content += text[:end]
-        self._text = text[end:]
+        said = text[at:]
+        if not finished:
+            said = said[: len(said) - _overlap(said, opener)].rstrip()
+        self._content.append(said)
+        self._at += len(said)
         return False
 
     def _read_between(self, finished: bool) -> bool:
         """Among calls: separators, openers and closers are skipped, an object is read, all else is content again."""
-        form, text = self._form, self._text.lstrip(_BETWEEN if not self._starts_marker() else " \t\r\n")
-        self._text = text
-        for mark in (form.opener, form.closer):
-            if mark and text.startswith(mark):
-                self._text = text[len(mark):]
+        text, opener = self._text, self._form.opener
+        at = _end(_SPACE, text, self._at)
+        if not (opener and _begins(text, at, opener)):      # an opener may begin with what else is a separator
+            at = _end(_BETWEEN, text, at)
+        self._skip_to(at)
+        for mark in filter(None, (opener, self._form.closer)):
+            if text.startswith(mark, at):
+                self._skip_to(at + len(mark))
                 return True
-            if mark and not finished and mark.startswith(text):
+            if not finished and _begins(text, at, mark):
                 return False
-        if text.startswith("{"):
+        if text.startswith("{", at):
             self._scanner = CallScanner()
             return True
-        if text:      # whatever it is, it is no call
+        if at < len(text):      # whatever it is, it is no call
+            self._content += self._skipped
             self._in_calls, self._at_start = self._forced, False
-        return bool(text) and not self._forced
+            self._skipped.clear()
+        return at < len(text) and not self._forced
 
-    def _starts_marker(self) -> bool:
-        """An opener may begin with what else is a separator."""
-        text, opener = self._text.lstrip(), self._form.opener
-        return bool(opener) and opener[0] in _BETWEEN and (text.startswith(opener) or opener.startswith(text))
+    def _skip_to(self, at: int) -> None:
+        if self._skipped:
+            self._skipped.append(self._text[self._at:at])
+        self._at = at
 
     def _read_call(self, scanner: CallScanner, delta: ChatDelta) -> bool:
-        end = scanner.push(self._text, 0)
-        self._text = self._text[end:]
+        self._at = scanner.push(self._text, self._at)
         if not self._announced and self._is_call(scanner):
             self._announced = True
+            self._skipped.clear()
             delta.tool_calls.append(self._new_call(scanner.name))
         if self._announced:
             self._add_arguments(delta, scanner.take_arguments())
         elif scanner.failed or scanner.ended:
-            delta.content += scanner.raw
+            self._content += [*self._skipped, scanner.raw]
+            self._skipped.clear()
         if scanner.ended or scanner.failed:
             self._in_calls = self._announced
             self._num_calls += self._announced
@@ -133,6 +146,17 @@ class ToolCallStage:
             delta.tool_calls[-1]["function"]["arguments"] += text
         else:
             delta.tool_calls.append({"index": self._num_calls, "function": {"arguments": text}})
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    match = pattern.match(text, at)
+    assert match is not None      # each of these patterns matches nothing, too
+    return match.end()
+
+
+def _begins(text: str, at: int, mark: str) -> bool:
+    """Whether the text from `at` on is, or may become, the mark."""
+    return mark.startswith(text[at : at + len(mark)])
 
 
 def _overlap(text: str, mark: str) -> int:
