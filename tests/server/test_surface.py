@@ -265,6 +265,7 @@ def test_truncated_prompts(wire: Wire) -> None:
     {}, {"n": 2}, {"logprobs": 2}, {"logprobs": 1, "echo": True}, {"prompt": ["Hello", "the cat"], "n": 2},
     {"max_tokens": 40}, {"stop": "\""}, {"logit_bias": {str(EOS): 100}}, {"temperature": 1.3, "seed": 5, "n": 3},
     {"return_token_ids": True, "prompt_logprobs": 1}, {"return_tokens_as_token_ids": True, "logprobs": 1},
+    {"temperature": 1.3, "seed": 5, "n": 4, "max_tokens": 60, "stop_token_ids": list(range(0, 120, 4))},
     {"max_tokens": 0, "echo": True}, {"prompt": "日本", "logit_bias": {"161": 100}},
 ], ids=lambda fields: str(fields)[:40])
 def test_streamed_completions_equal_whole_ones(wire: Wire, fields: dict[str, Any]) -> None:
