@@ -4,17 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_kernels.need import Need
-from pallas_kernels.ragged_paged_attention import gpu_support
+from pallas_kernels.ragged_paged_attention import gpu_support, tpu_support
 
 NAMES = ("auto", "xla", "reference", "pallas_gpu", "pallas_tpu")
 
 
-def _no_tpu_yet(need: Need) -> str | None:
-    return "it is not available yet in this version"
-
-
 # Why a kernel cannot serve a need, or None where it can. "auto" takes the first that can.
-KERNELS: dict[str, Callable[[Need], str | None]] = {"pallas_gpu": gpu_support.unsupported, "pallas_tpu": _no_tpu_yet}
+KERNELS: dict[str, Callable[[Need], str | None]] = {
+    "pallas_gpu": gpu_support.unsupported, "pallas_tpu": tpu_support.unsupported,
+}
 OWN_KERNEL = {"gpu": "pallas_gpu", "cuda": "pallas_gpu", "tpu": "pallas_tpu"}
 
 

@@ -54,7 +54,10 @@ ONLY_JAX = ("pallas_kernels", "sharding")
 NUMERIC = {"jax", "jaxlib", "numpy", "ml_dtypes", "flax"}
 
 # Imported inside a function, because the package is optional or heavy; everything else stands at the top.
-LAZY = {"gguf", "llguidance", "sentencepiece", "orbax.checkpoint"}
+LAZY = {
+    "gguf", "llguidance", "sentencepiece", "orbax.checkpoint",
+    "pallas_kernels.ragged_paged_attention.gpu", "pallas_kernels.ragged_paged_attention.tpu",     # the dispatcher's
+}
 # A part that is an extra of its own, beside what else its packages bring along. Nothing below it imports it.
 SERVER, WITH_FASTAPI = "jaxengine.server", {"starlette", "pydantic"}
 OPTIONAL = ("fastapi", "uvicorn", "gguf", "llguidance", "sentencepiece")

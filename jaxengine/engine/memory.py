@@ -57,11 +57,18 @@ class MemoryPlan:
         )
 
 
-def plan_memory(cfg: Any, params: Any, config: EngineConfig, max_model_len: int, dtype: Any, mesh: Mesh) -> MemoryPlan:
-    """Sizes the pool. Raises ValueError where not even one sequence of max_model_len tokens would fit."""
-    kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else KV_DTYPES[config.cache.kv_cache_dtype]
+def kv_dtype_of(config: EngineConfig, dtype: Any) -> Any:
+    """The pool's dtype for a model that computes in `dtype`."""
+    return dtype if config.cache.kv_cache_dtype == "auto" else KV_DTYPES[config.cache.kv_cache_dtype]
+
+
+def plan_memory(
+    cfg: Any, params: Any, config: EngineConfig, max_model_len: int, dtype: Any, mesh: Mesh, backend: str
+) -> MemoryPlan:
+    """Sizes the back end's pool. Raises ValueError where not even one sequence of max_model_len tokens would fit."""
+    kv_dtype = kv_dtype_of(config, dtype)
     block_size = config.cache.block_size
-    layer = kv_layer_spec(1, block_size, cfg.num_kv_heads, cfg.head_dim, kv_dtype)
+    layer = kv_layer_spec(1, block_size, cfg.num_kv_heads, cfg.head_dim, kv_dtype, backend)
     block_bytes = cfg.num_layers * sum(math.prod(shape) * np.dtype(d).itemsize for shape, d, _ in layer.values())
     weight_bytes = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(params))
     num_blocks, reckoned = _count_blocks(config, block_bytes, block_size, _device_bytes(params), max_model_len, mesh)
@@ -112,10 +119,11 @@ def _available_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def abstract_pool(cfg: Any, plan: MemoryPlan, mesh: Mesh) -> KVPool:
+def abstract_pool(cfg: Any, plan: MemoryPlan, mesh: Mesh, backend: str) -> KVPool:
     """The pools of all shards, one after another, as ShapeDtypeStructs with shardings."""
     dtype = jnp.dtype(plan.kv_cache_dtype)
-    layer = kv_layer_spec(mesh.shape[DATA] * plan.num_blocks, plan.block_size, cfg.num_kv_heads, cfg.head_dim, dtype)
+    num_blocks = mesh.shape[DATA] * plan.num_blocks
+    layer = kv_layer_spec(num_blocks, plan.block_size, cfg.num_kv_heads, cfg.head_dim, dtype, backend)
     arrays: dict[str, Any] = {
         name: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec(*axes)))
         for name, (shape, dtype, axes) in layer.items()

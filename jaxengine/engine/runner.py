@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxengine.config import EngineConfig
 from jaxengine.engine import compile_cache, sampler
 from jaxengine.engine.ledger import CompileLedger, Key
-from jaxengine.engine.memory import MemoryPlan, abstract_pool, allocate, plan_memory
+from jaxengine.engine.memory import MemoryPlan, abstract_pool, allocate, kv_dtype_of, plan_memory
 from jaxengine.engine.plan_buckets import plan_buckets
 from jaxengine.engine.sampling_batch import SampleInputs
 from jaxengine.engine.sampling_rows import InputPlacer
@@ -47,18 +47,18 @@ class Runner:
         self.cfg, self.config, self.mesh = cfg, config, mesh
         self.cache_folder = compile_cache.enable(config.compile.cache_dir)
         params = abstract_params(family.param_specs(cfg), dtype, mesh)
-        self.memory: MemoryPlan = plan_memory(cfg, params, config, max_model_len, dtype, mesh)
+        device = mesh.devices.flat[0]
+        self.backend, self.backend_reason = resolve_backend(
+            config.attention_backend, platform=device.platform, head_dim=cfg.head_dim,
+            block_size=config.cache.block_size, dtype=jnp.dtype(kv_dtype_of(config, dtype)), query_dtype=dtype,
+            group=cfg.num_heads // cfg.num_kv_heads, compute_capability=getattr(device, "compute_capability", None),
+        )
+        self.memory: MemoryPlan = plan_memory(cfg, params, config, max_model_len, dtype, mesh, self.backend)
         if self.memory.pool_tokens < max_model_len:
             log.warning(
                 "the KV pool holds %d tokens, fewer than max_model_len=%d: longer sequences end there (%s)",
                 self.memory.pool_tokens, max_model_len, self.memory.reckoned,
             )
-        device = mesh.devices.flat[0]
-        self.backend, self.backend_reason = resolve_backend(
-            config.attention_backend, platform=device.platform, head_dim=cfg.head_dim,
-            block_size=config.cache.block_size, dtype=jnp.dtype(self.memory.kv_cache_dtype), query_dtype=dtype,
-            group=cfg.num_heads // cfg.num_kv_heads, compute_capability=getattr(device, "compute_capability", None),
-        )
         self.num_shards = mesh.shape[DATA]
         self.buckets = plan_buckets(
             config, -(-max_model_len // config.cache.block_size), math.prod(mesh.shape[axis] for axis in MODEL)
@@ -67,7 +67,7 @@ class Runner:
             workers=2 if config.compile.warmup == "full" else 1,
             forbid_after_warmup=config.compile.forbid_compile_after_warmup,
         )
-        self._pool_shape = abstract_pool(cfg, self.memory, mesh)
+        self._pool_shape = abstract_pool(cfg, self.memory, mesh, self.backend)
         state = jax.eval_shape(
             lambda: sampler.init_state(config.scheduler.max_num_seqs, cfg.vocab_size, self.num_shards)
         )

@@ -19,7 +19,7 @@ from jax import lax
 from jaxengine.engine.random_bits import DrawKeys
 from jaxengine.types import SamplingParams
 
-MAX_BIAS = 512                 # biased or banned tokens per row and step
+MAX_BIAS = 1280                # biased or banned tokens per row and step
 GREEDY_TEMPERATURE = 1e-5      # below it a row is greedy
 
 (SLOT, SEED_LOW, SEED_HIGH, SAMPLE_INDEX, POSITION, TOP_K, FLAGS,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from jaxengine.engine.async_engine import Job
+from jaxengine.server.answer_shape import AnswerShape, read_shape
 from jaxengine.server.call import Call, dumps, quoted
-from jaxengine.server.chat_stage import ChatDelta, ChatStage, PlainStage
+from jaxengine.server.chat_stage import ChatDelta, ChatStage
 from jaxengine.server.context import ServerContext
 from jaxengine.server.errors import bad_request
+from jaxengine.server.grammars import with_grammars
 from jaxengine.server.logprobs import chat_logprobs, prompt_logprobs
 from jaxengine.server.model_service import ModelService
 from jaxengine.server.prompts import make_jobs, render_chat, tokenise
@@ -31,21 +33,27 @@ class ChatCall(Call):
         if len(request.messages) > ctx.settings.max_messages:
             raise bad_request(f"messages has {len(request.messages)} entries; at most {ctx.settings.max_messages} are "
                               "allowed", "messages")
-        params = _params(ctx, service, request)
+        shape = await ctx.text.run(lambda: read_shape(ctx.settings, service, request))
+        params = shape.applied(_params(ctx, service, request))
 
         def work() -> list[Job]:
-            text = render_chat(service, request)
+            text = render_chat(service, ctx.settings, request, shape.tools.shown if shape.tools else None)
             prompts = tokenise(service, request, [text], request.add_special_tokens, "messages")
             return make_jobs(service, ctx.settings, prompts, params, _max_tokens(request), request, "messages")
 
-        return cls(ctx, service, request, await ctx.text.run(work), timeout)
+        jobs = await with_grammars(service, await ctx.text.run(work), shape.param)
+        return cls(ctx, service, request, jobs, timeout, shape)
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self, ctx: ServerContext, service: ModelService, request: ChatRequest, jobs: list[Job], timeout: float | None,
+        shape: AnswerShape,
+    ) -> None:
+        super().__init__(ctx, service, request, jobs, timeout)
+        self._shape = shape
         self._stages: dict[int, ChatStage] = {}      # by choice, from its first event on
 
     def make_stage(self) -> ChatStage:
-        return PlainStage()
+        return self._shape.stage(self.jobs[0].prompt)
 
     def choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         stage = self.make_stage()

@@ -8,6 +8,7 @@ from jaxengine.engine.async_engine import Job
 from jaxengine.server.call import Call, dumps, quoted
 from jaxengine.server.context import ServerContext
 from jaxengine.server.errors import bad_request
+from jaxengine.server.grammars import with_grammars
 from jaxengine.server.logprobs import Entry, LegacyLogprobs, prompt_logprobs
 from jaxengine.server.model_service import ModelService
 from jaxengine.server.prompts import TokenisedPrompt, make_jobs, split_prompts, tokenise
@@ -34,7 +35,8 @@ class CompletionCall(Call):
         ctx.model_name(request.model)
         request.check_limits(ctx.settings)
         prompts = split_prompts(request.prompt, ctx.settings, request.n)
-        params = _params(ctx, service, request)
+        form = request.form()
+        params = _params(ctx, service, request).replace(structured_outputs=form[0] if form else None)
 
         def work() -> list[Job]:
             tokenised = tokenise(service, request, prompts, request.add_special_tokens)
@@ -42,7 +44,8 @@ class CompletionCall(Call):
                 tokenised = [_with_text(service, request, prompt) for prompt in tokenised]
             return make_jobs(service, ctx.settings, tokenised, params, request.max_tokens, request)
 
-        return cls(ctx, service, request, await ctx.text.run(work), timeout)
+        jobs = await with_grammars(service, await ctx.text.run(work), form[1] if form else None)
+        return cls(ctx, service, request, jobs, timeout)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

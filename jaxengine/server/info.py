@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxengine import __version__
 from jaxengine.server.context import READY, ServerContext
 from jaxengine.server.endpoint import json_response
-from jaxengine.server.openapi import document
 
 
 class Info:
@@ -20,23 +18,20 @@ class Info:
     def __init__(self, ctx: ServerContext) -> None:
         self._ctx = ctx
 
-    async def health(self, request: Request) -> Response:
+    async def health(self) -> Response:
         status = self._ctx.status
         return json_response({"status": status}, 200 if status == READY else 503)
 
-    async def openapi(self, request: Request) -> Response:
-        return json_response(document(has_keys=bool(self._ctx.settings.api_key)))
-
-    async def version(self, request: Request) -> Response:
+    async def version(self) -> Response:
         return json_response({"version": __version__})
 
-    async def models(self, request: Request) -> Response:
+    async def models(self) -> Response:
         return json_response({"object": "list", "data": [self._card(name) for name in self._ctx.model_names]})
 
-    async def model(self, request: Request) -> Response:
-        return json_response(self._card(self._ctx.model_name(request.path_params["id"])))
+    async def model(self, id: str) -> Response:
+        return json_response(self._card(self._ctx.model_name(id)))
 
-    async def model_info(self, request: Request) -> Response:
+    async def model_info(self) -> Response:
         service = self._ctx.serving()
         return json_response({
             "model_path": self._ctx.model_names[0], "tokenizer_path": self._ctx.model_names[0], "is_generation": True,
@@ -44,7 +39,7 @@ class Info:
             "preferred_sampling_params": service.sampling_defaults or None,
         })
 
-    async def server_info(self, request: Request) -> Response:
+    async def server_info(self) -> Response:
         service = self._ctx.serving()
         settings = {name: value for name, value in asdict(self._ctx.settings).items() if name != "api_key"}
         engine = service.engine.engine

@@ -1,4 +1,4 @@
-"""GET /openapi.json: what there is, with bounds, and the error model on every status that may come."""
+"""What GET /openapi.json says of each route: its body with the bounds, its answer, the error model on every status."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from jaxengine import __version__
 from jaxengine.server.generate import GenerateRequest
 from jaxengine.server.protocol.requests import ChatRequest, CompletionRequest
 from jaxengine.server.protocol.responses import (
@@ -35,7 +34,7 @@ _POST: dict[str, tuple[str, tuple[type[BaseModel], ...], type[BaseModel] | None]
 }
 _GET: dict[str, tuple[str, type[BaseModel] | None]] = {
     "/v1/models": ("What is served", ModelList),
-    "/v1/models/{id}": ("One of them", ModelCard),
+    "/v1/models/{id:path}": ("One of them", ModelCard),
     "/health": ("200 where requests are served", HealthBody),
     "/version": ("The engine's version", VersionBody),
     "/model_info": ("The model", None),
@@ -51,55 +50,43 @@ _GET_ERRORS = {401: "No valid key", 404: "Not found", 500: "An error inside the 
 _STREAMS = ("/v1/completions", "/v1/chat/completions", "/generate")
 
 
-def document(has_keys: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
-    paths = {path: {"post": _post(path)} for path in _POST} | {path: {"get": _get(path)} for path in _GET}
-    inputs = [model for _, models, _ in _POST.values() for model in models]
-    outputs = [model for _, _, model in _POST.values() if model] + [model for _, model in _GET.values() if model]
-    _, schemas = models_json_schema(
-        [(model, "validation") for model in [*inputs, *dict.fromkeys(outputs), ErrorBody]],
-        ref_template=_REF + "{model}",
-    )
-    components: dict[str, Any] = {"schemas": schemas["$defs"]}
-    result = {"openapi": "3.1.0", "info": {"title": "jaxengine", "version": __version__}, "paths": paths,
-              "components": components}
-    if has_keys:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        result["security"] = [{"key": []}]
-    return result
+
+Operation = dict[str, Any]      # further arguments of FastAPI's add_api_route
 
 
-def _post(path: str) -> dict[str, Any]:
+def operations() -> dict[str, Operation]:
+    """What is documented, by path."""
+    return {path: _post(path) for path in _POST} | {path: _get(path) for path in _GET}
+
+
+def add_request_models(document: dict[str, Any]) -> None:
+    """Puts the models of the bodies, which the endpoints read themselves, among the document's components."""
+    bodies = [body for _, models, _ in _POST.values() for body in models]
+    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF + "{model}")
+    document["components"]["schemas"] |= schemas["$defs"]
+
+
+def _post(path: str) -> Operation:
     summary, bodies, answer = _POST[path]
     refs = [{"$ref": _REF + body.__name__} for body in bodies]
     schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
+    responses: dict[int | str, dict[str, Any]] = _errors(_POST_ERRORS)
+    if path in _STREAMS:
+        responses[200] = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
     return {
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": _answer(answer, path in _STREAMS)} | _errors(_POST_ERRORS),
+        "methods": ["POST"], "summary": summary, "response_model": answer, "responses": responses,
+        "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
     }
 
 
-def _get(path: str) -> dict[str, Any]:
+def _get(path: str) -> Operation:
     summary, answer = _GET[path]
-    errors = _errors(_GET_ERRORS)
+    responses = _errors(_GET_ERRORS)
+    responses["default"] = {"model": ErrorBody, "description": "Any other error"}      # else FastAPI adds its 422
     if path == "/health":
-        errors["503"] = _answer(answer, False)
-    operation = {"summary": summary, "responses": {"200": _answer(answer, False)} | errors}
-    if "{id}" in path:
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
-    return operation
+        responses[503] = {"model": answer, "description": "Not ready"}
+    return {"summary": summary, "response_model": answer, "responses": responses}
 
 
-def _answer(model: type[BaseModel] | None, streams: bool) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        "application/json": {"schema": {} if model is None else {"$ref": _REF + model.__name__}}
-    }
-    if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    return {"description": "Done", "content": content}
-
-
-def _errors(statuses: dict[int, str]) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": _REF + ErrorBody.__name__}}}
-    return {str(status): {"description": text, "content": content} for status, text in statuses.items()}
+def _errors(statuses: dict[int, str]) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorBody, "description": text} for status, text in statuses.items()}

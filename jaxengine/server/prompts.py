@@ -8,6 +8,7 @@ from typing import Any
 from jaxengine.engine.async_engine import Job
 from jaxengine.server.errors import ApiError, bad_request, shown
 from jaxengine.server.model_service import ModelService
+from jaxengine.server.plain_content import encode_marked, mark_specials
 from jaxengine.server.protocol.requests import ChatRequest
 from jaxengine.server.protocol.sampling import SamplingFields
 from jaxengine.server.settings import ServerSettings
@@ -65,7 +66,7 @@ def tokenise(
     tokenised = []
     for prompt in prompts:
         text = prompt if isinstance(prompt, str) else None
-        ids = service.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+        ids = encode_marked(service.tokenizer, prompt, add_special_tokens) if isinstance(prompt, str) else prompt
         for token_id in ids if text is None else ():
             if not 0 <= token_id < service.vocab_size:
                 raise bad_request(f"{name} holds the token id {shown(token_id)}, which is outside the vocabulary of "
@@ -88,9 +89,16 @@ def _truncated(
     return TokenisedPrompt(prompt.token_ids[-keep:], None)
 
 
-def render_chat(service: ModelService, request: ChatRequest) -> str:
-    """The conversation's text, by the model's template. Slow: for a thread. Raises ApiError 400."""
+def render_chat(
+    service: ModelService, settings: ServerSettings, request: ChatRequest, tools: list[dict[str, Any]] | None = None
+) -> str:
+    """The conversation's text, by the model's template, with marks where `plain_user_content` is on.
+
+    Slow: for a thread. Raises ApiError 400.
+    """
     messages = [message.model_dump(exclude_none=True) for message in request.messages]
+    if settings.plain_user_content:
+        messages = mark_specials(service.tokenizer, messages)
     if "developer" not in (service.tokenizer.chat_template or ""):
         for message in messages:
             if message["role"] == "developer":      # newer than most templates, and it means the same
@@ -98,7 +106,7 @@ def render_chat(service: ModelService, request: ChatRequest) -> str:
     try:
         return service.tokenizer.apply_chat_template(
             messages, add_generation_prompt=request.opens_turn, continue_final_message=request.continue_final_message,
-            **(request.chat_template_kwargs or {}),
+            tools=tools, **(request.chat_template_kwargs or {}),
         )
     except TypeError:      # a keyword twice
         raise bad_request("chat_template_kwargs must not name what the request has fields for",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MEBIBYTE = 1 << 20
+TOOL_CALL_PARSERS = ("auto", "none", "hermes", "llama3_json", "mistral")
+REASONING_PARSERS = ("auto", "none", "think")
 LOG_FORMATS = ("auto", "json", "text")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -23,6 +25,7 @@ class ServerSettings:
     open_metrics: bool = False                    # /metrics without a key
     allowed_origins: tuple[str, ...] = ()         # CORS, off by default
     allowed_hosts: tuple[str, ...] = ()           # Host headers that are answered; empty: any
+    plain_user_content: bool = False              # special tokens that a chat's user types are plain text
     enable_priority: bool = False                 # heed the `priority` of requests; else it has no effect
     enable_prompt_tokens_details: bool = False    # usage tells how many prompt tokens were cached
 
@@ -50,6 +53,10 @@ class ServerSettings:
     max_messages: int = 4096
     max_user_chars: int = 256
     max_cache_salt_chars: int = 1024
+
+    # How the model writes what is not plain text; "auto" goes by its chat template.
+    tool_call_parser: str = "auto"                # or none, hermes, llama3_json, mistral
+    reasoning_parser: str = "auto"                # or none, think
 
     # Admission.
     max_queue_len: int = 1024                     # requests that wait, those being tokenised included
@@ -87,6 +94,9 @@ class ServerSettings:
         for name, known in (("log_format", LOG_FORMATS), ("log_level", LOG_LEVELS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not known; use one of {', '.join(known)}")
+        for name, known in (("tool_call_parser", TOOL_CALL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not known; known: {', '.join(known)}")
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value <= 0:

@@ -9,6 +9,7 @@ from pydantic import Field
 from jaxengine.server.context import ServerContext
 from jaxengine.server.errors import bad_request
 from jaxengine.server.model_service import ModelService
+from jaxengine.server.plain_content import encode_marked
 from jaxengine.server.prompts import render_chat
 from jaxengine.server.protocol.model import StrictModel
 from jaxengine.server.protocol.requests import ChatRequest
@@ -38,7 +39,7 @@ async def tokenize(ctx: ServerContext, body: dict[str, Any]) -> dict[str, Any]:
     is_chat = body.get("messages") is not None
     request = TokenizeChatRequest.read(body) if is_chat else TokenizeRequest.read(body)
     ctx.model_name(request.model)
-    ids = await ctx.text.run(lambda: _encode(service, request))
+    ids = await ctx.text.run(lambda: _encode(ctx, service, request))
     return {
         "count": len(ids), "max_model_len": service.window, "tokens": ids,
         "token_strs": [service.tokenizer.token_text(i) for i in ids] if request.return_token_strs else None,
@@ -55,6 +56,9 @@ async def detokenize(ctx: ServerContext, body: dict[str, Any]) -> dict[str, Any]
     return {"prompt": await ctx.text.run(lambda: service.tokenizer.decode(request.tokens, skip_special_tokens=False))}
 
 
-def _encode(service: ModelService, request: TokenizeRequest | TokenizeChatRequest) -> list[int]:
-    text = request.prompt if isinstance(request, TokenizeRequest) else render_chat(service, request)
-    return service.tokenizer.encode(text, request.add_special_tokens)
+def _encode(ctx: ServerContext, service: ModelService, request: TokenizeRequest | TokenizeChatRequest) -> list[int]:
+    if isinstance(request, TokenizeRequest):
+        return service.tokenizer.encode(request.prompt, request.add_special_tokens)
+    return encode_marked(
+        service.tokenizer, render_chat(service, ctx.settings, request), request.add_special_tokens
+    )

@@ -5,6 +5,11 @@ llguidance is optional (the extra `structured`) and imported when the first gram
 
 from jaxengine.structured.compiled import CompiledGrammar
 from jaxengine.structured.compiler import GrammarCompiler, GrammarError
+from jaxengine.structured.limits import read_schema
 from jaxengine.structured.matcher import GrammarMatcher, fill_masks
+from jaxengine.structured.source import lark_string, object_rule
 
-__all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarError", "GrammarMatcher", "fill_masks"]
+__all__ = [
+    "CompiledGrammar", "GrammarCompiler", "GrammarError", "GrammarMatcher", "fill_masks", "lark_string", "object_rule",
+    "read_schema",
+]

@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxengine.structured_outputs import StructuredOutputs
 
-MAX_BYTES = 256 * 1024        # of a schema or a grammar
+MAX_BYTES = 256 * 1024        # of a schema
+MAX_GRAMMAR_BYTES = 2 * MAX_BYTES
 MAX_DEPTH = 64                # schemas within schemas
 MAX_PROPERTIES = 1000         # in a whole schema
 MAX_ENUM = 5000               # enum values in a whole schema, or choices
@@ -43,7 +44,7 @@ def check_text(outputs: StructuredOutputs) -> None:
         if text is not None:
             check_regex(text)
     if outputs.grammar is not None:
-        _check_bytes(outputs.grammar, MAX_BYTES)
+        _check_bytes(outputs.grammar, MAX_GRAMMAR_BYTES)
         _check_repeats(outputs.grammar)
     if outputs.choice is not None:
         _at_most("texts", len(outputs.choice), MAX_ENUM)
@@ -53,7 +54,7 @@ def check_text(outputs: StructuredOutputs) -> None:
 def check_regex(text: str) -> None:
     _check_bytes(text, MAX_REGEX_BYTES)
     _check_repeats(text)
-    _at_most("repeats of a part, by counts within counts,", _nested_repeats(text), MAX_NESTED_REPEATS)
+    _at_most("repeats of a part by counts within counts", _nested_repeats(text), MAX_NESTED_REPEATS)
 
 
 class _SchemaWalk:

@@ -32,7 +32,7 @@ def grammar_source(outputs: StructuredOutputs) -> GrammarSource:
         return GrammarSource(json_grammar({"type": "object"}, outputs))
     if outputs.choice is not None:
         # One terminal: alternatives of rules would each be followed by themselves.
-        choices = " | ".join(quote(text) for text in outputs.choice)
+        choices = " | ".join(lark_string(text) for text in outputs.choice)
         return GrammarSource(lark_grammar(f"start: CHOICE\nCHOICE: {choices}\n"))
     if outputs.regex is not None:
         return GrammarSource(lark_grammar(f"start: {regex_terminal(outputs.regex)}\n"))
@@ -67,6 +67,11 @@ def regex_terminal(regex: str) -> str:
     return f"/{out}/"
 
 
-def quote(text: str) -> str:
+def lark_string(text: str) -> str:
     """A text as a Lark string."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def object_rule(schema: str) -> str:
+    """JSON of a schema, given as checked JSON text, within a Lark rule; on one line."""
+    return "%json " + json.dumps({**json.loads(schema), "x-guidance": {"whitespace_pattern": " "}})

@@ -44,6 +44,10 @@ class ChatTemplate:
     def text(self) -> str | None:
         return self._texts.get(DEFAULT_TEMPLATE)
 
+    @property
+    def tool_text(self) -> str | None:
+        return self._texts.get(_TOOL_TEMPLATE, self.text)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -32,6 +32,11 @@ class Tokenizer:
         """The text of the chat template that is used when there are no tools, if there is one."""
         return None if self._template is None else self._template.text
 
+    @property
+    def tool_template(self) -> str | None:
+        """The text of the chat template that is used when there are tools."""
+        return None if self._template is None else self._template.tool_text
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. The spelling of a special token in the text becomes that token, as in vLLM.
 

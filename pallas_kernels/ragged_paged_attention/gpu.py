@@ -20,6 +20,8 @@ from pallas_kernels.ragged_paged_attention.gpu_tuning import Tiles, tiles_for
 from pallas_kernels.ragged_paged_attention.gpu_work import tile_table, work_table
 from pallas_kernels.ragged_paged_attention.pool import write
 
+HALF_MAX = 65504.0       # the largest float16
+
 
 def ragged_paged_attention(
     q, k, v, kv, metadata, *, scale, sliding_window=None, softcap=None, sinks=None, max_q_len=None,
@@ -35,24 +37,30 @@ def ragged_paged_attention(
     if why_not is not None:
         raise ValueError(f"backend='pallas_gpu' cannot serve this: {why_not}; use 'xla'")
     kv = write(kv, k, v, metadata.slot_mapping)
-    keys, values = (x.reshape(-1, K, C, H) for x in (kv.k, kv.v))
+    keys, values = (kv.k.reshape(-1, K, C, H), kv.k_scale), (kv.v.reshape(-1, K, C, H), kv.v_scale)
     scoring = Scoring(scale, sliding_window, softcap)
     kernels = _Kernels(keys, values, sinks, scoring, tiles or tiles_for(H, kv.k.dtype), interpret)
+    # The tensor cores read 8-bit pools as float16, which holds their values exactly; a query far outside its range
+    # is none that attention could have been trained with.
+    queries = q if kv.k_scale is None else jnp.clip(q, -HALF_MAX, HALF_MAX).astype(jnp.float16)
     if max_q_len == 1:
-        return kernels.decode(q, metadata.block_tables, metadata.kv_lens), kv
-    return kernels.mixed(q, metadata), kv
+        out = kernels.decode(queries, metadata.block_tables, metadata.kv_lens)
+    else:
+        out = kernels.mixed(queries, metadata)
+    return out.astype(q.dtype), kv
 
 
 class _Kernels:
     """One call's pool and settings, and the two ways to attend over it."""
 
     def __init__(self, k, v, sinks, scoring: Scoring, tiles: Tiles, interpret: Any) -> None:
-        self.k, self.v, self.sinks = k, v, sinks        # [P, K, C, H], [P, K, C, H], f32[N] or None
+        self.k, self.v = k, v                           # [P, K, C, H] and scales f32[P, K, C] or None
+        self.sinks = sinks                              # f32[N] or None
         self.scoring, self.tiles, self.interpret = scoring, tiles, interpret
 
     def decode(self, q: jax.Array, tables: jax.Array, kv_lens: jax.Array) -> jax.Array:
         """q [B, N, H], the last token of each sequence -> [B, N, H]; zeros where kv_lens is 0."""
-        (B, N, H), (_, K, C, _) = q.shape, self.k.shape
+        (B, N, H), (_, K, C, _) = q.shape, self.k[0].shape
         G, tile, window = N // K, self.tiles.decode, self.scoring.sliding_window
         starts = jnp.zeros_like(kv_lens) if window is None else jnp.maximum(kv_lens - window, 0)
         max_splits = -(-tables.shape[1] * C // tile.split)
@@ -72,7 +80,7 @@ class _Kernels:
 
     def mixed(self, q: jax.Array, metadata: Any) -> jax.Array:
         """q [T, N, H] -> [T, N, H]; zeros for padding tokens."""
-        (T, N, _), K = q.shape, self.k.shape[1]
+        (T, N, _), K = q.shape, self.k[0].shape[1]
         B = min(T, metadata.kv_lens.shape[0])           # sequences that may decode
         decodes = metadata.num_decodes
         decoded = self.decode(

@@ -34,11 +34,13 @@ class Scoring:
     softcap: float | None = None
 
 
-def swizzled(dtype: Any) -> tuple[Any, ...]:
-    """Transforms of shared memory that wgmma reads: tiles of 8 rows by 128 bytes, swizzled."""
+def swizzled(dtype: Any, width: int) -> tuple[Any, ...]:
+    """Transforms of shared memory [rows, width] that wgmma reads: tiles of 8 rows by 128 bytes at most, swizzled."""
     tiling: Any = plgpu.TilingTransform
     swizzle: Any = plgpu.SwizzleTransform
-    return tiling((8, 128 // jnp.dtype(dtype).itemsize)), swizzle(128)
+    itemsize = jnp.dtype(dtype).itemsize
+    row_bytes = min(128, width * itemsize)
+    return tiling((8, row_bytes // itemsize)), swizzle(row_bytes)
 
 
 def full(shape: tuple[int, ...], value: float, layout: Any) -> jax.Array:
@@ -93,6 +95,22 @@ def clear_rows(values: Any, start: Any, stop: Any) -> None:
             place = row + iota((64, 64), 0)
             kept = plgpu.load(piece, layout=WGMMA)
             piece[...] = jnp.where((place >= start) & (place < stop), kept, jnp.zeros_like(kept))
+
+
+def dequantize(stored: Any, scales: Any, out: Any, start: Any, stop: Any) -> None:
+    """Widens a tile [S, H] of 8-bit values to the 16 bits of `out` and scales its rows by `scales` [S].
+
+    Rows outside [start, stop) become zero, whatever they hold. float16 holds fp8_e4m3 and int8 exactly.
+    """
+    S, H = stored.shape
+    for row in range(0, S, 64):
+        piece = pl.ds(row, 64)
+        place = row + iota((64, H), 0)
+        scale = plgpu.load(scales.at[piece], layout=PER_ROW, optimized=False)
+        values = plgpu.load(stored.at[piece], layout=plgpu.Layout.WGMMA_UPCAST_2X).astype(jnp.float16)
+        values = plgpu.layout_cast(values, WGMMA).astype(jnp.float32) * across(scale, (64, H), 0)
+        values = jnp.where((place >= start) & (place < stop), values, 0.0)
+        out[piece] = values.astype(out.dtype)
 
 
 def wait_if(condition: Any, barrier: Any) -> None:

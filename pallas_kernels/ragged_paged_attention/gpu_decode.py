@@ -35,6 +35,7 @@ from pallas_kernels.ragged_paged_attention.gpu_common import (
     swizzled,
     wait_if,
 )
+from pallas_kernels.ragged_paged_attention.gpu_ring import Ring, block_ids
 from pallas_kernels.ragged_paged_attention.gpu_work import WorkTable
 
 COMPUTE, PRODUCE = 0, 1      # the two warpgroups
@@ -53,7 +54,7 @@ class DecodeTile:
 
 class _Refs(NamedTuple):
     q: Any               # [B, K, R, H]
-    k: Any               # [P, K, C, H]
+    k: Any               # [P, K, C, H], and scales f32[P, K, C] of a quantised pool
     v: Any
     tables: Any          # int32[B, M]
     items: Any
@@ -61,15 +62,19 @@ class _Refs(NamedTuple):
     out: Any             # f32[W, K, H, R], each split normalised by itself
     lse: Any             # f32[W, K, R], log2 of each split's sum of exponentials
     q_smem: Any
-    k_smem: Any
-    v_smem: Any
+    k_ring: Any          # scratch of a Ring
+    v_ring: Any
     p_smem: Any
     q_ready: Any
     q_free: Any
-    k_ready: Any
-    k_free: Any
-    v_ready: Any
-    v_free: Any
+
+    @property
+    def keys(self) -> Any:
+        return self.k, self.k_ring
+
+    @property
+    def values(self) -> Any:
+        return self.v, self.v_ring
 
 
 class _Item(NamedTuple):
@@ -87,11 +92,11 @@ class _Item(NamedTuple):
 class _Decode:
     """The kernel's body: the shapes, and what each warpgroup does."""
 
-    def __init__(self, q, k, tile: DecodeTile, scoring: Scoring) -> None:
+    def __init__(self, q, pool, tile: DecodeTile, scoring: Scoring) -> None:
         self.K, self.R, self.H = q.shape[1:]
-        self.C, self.dtype = k.shape[2], q.dtype
+        self.C, self.dtype = pool[0].shape[2], q.dtype
         self.tile, self.scoring = tile, scoring
-        self.blocks = tile.kv_tile // self.C
+        self.ring = Ring(tile.stages, tile.kv_tile, self.C, self.H, pool[0].dtype, quantized=pool[1] is not None)
 
     def __call__(self, *args: Any) -> None:
         refs = _Refs(*args)
@@ -109,40 +114,26 @@ class _Decode:
         pl.when(lax.axis_index("wg") == COMPUTE)(lambda: self._compute(refs, item, num_items))
 
     def _produce(self, refs: _Refs, item: Any, num_items: Any) -> None:
-        """Keeps the ring of KV tiles full; n counts the tiles of all items."""
-        stages = self.tile.stages
+        """Keeps the rings full; n counts the tiles of all items."""
+        ring = self.ring
+
+        def load_tile(it, t, n):
+            ids = block_ids(refs.tables, it.seq, it.first_tile + t, ring.blocks, lax.div(it.stop - 1, self.C))
+            ring.load(refs.keys, n, ids, it.head)
+            ring.load(refs.values, n, ids, it.head)
+            return n + 1
 
         def load_item(i, n):
             it, slot = item(i), lax.rem(i, Q_SLOTS)
             wait_if(i >= Q_SLOTS, refs.q_free.at[slot])
             plgpu.copy_gmem_to_smem(refs.q.at[it.seq, it.head], refs.q_smem.at[slot], refs.q_ready.at[slot])
-            return lax.fori_loop(0, it.num_tiles, lambda t, n: self._load_tile(refs, it, t, n), n)
+            return lax.fori_loop(0, it.num_tiles, lambda t, n: load_tile(it, t, n), n)
 
         n = lax.fori_loop(0, num_items, load_item, jnp.int32(0))
-
-        # Every arrival is awaited before the block of threads ends.
-        def drain(i, _):
-            plgpu.barrier_wait(refs.k_free.at[lax.rem(i, stages)])
-            plgpu.barrier_wait(refs.v_free.at[lax.rem(i, stages)])
-
-        lax.fori_loop(jnp.maximum(n - stages, 0), n, drain, None)
+        ring.drain(refs.keys, n)
+        ring.drain(refs.values, n)
         lax.fori_loop(jnp.maximum(num_items - Q_SLOTS, 0), num_items,
                       lambda i, _: plgpu.barrier_wait(refs.q_free.at[lax.rem(i, Q_SLOTS)]), None)
-
-    def _load_tile(self, refs: _Refs, it: _Item, t: Any, n: Any) -> Any:
-        """Starts the copies of a tile's blocks. Past the sequence's end its last block stands in."""
-        slot, C = lax.rem(n, self.tile.stages), self.C
-        last = lax.div(it.stop - 1, C)
-        ids = [
-            refs.tables[it.seq, jnp.minimum((it.first_tile + t) * self.blocks + j, last)] for j in range(self.blocks)
-        ]
-        for pool, smem, ready, free in (
-            (refs.k, refs.k_smem, refs.k_ready, refs.k_free), (refs.v, refs.v_smem, refs.v_ready, refs.v_free),
-        ):
-            wait_if(n >= self.tile.stages, free.at[slot])
-            for j, block in enumerate(ids):
-                plgpu.copy_gmem_to_smem(pool.at[block, it.head], smem.at[slot, pl.ds(j * C, C)], ready.at[slot])
-        return n + 1
 
     def _compute(self, refs: _Refs, item: Any, num_items: Any) -> None:
         S, R, H = self.tile.kv_tile, self.R, self.H
@@ -166,54 +157,53 @@ class _Decode:
     def _fold(self, refs: _Refs, q: Any, it: _Item, t: Any, n: Any, highest: Any, totals: Any, acc: Any) -> Any:
         """One KV tile into the online softmax. Sums stay spread over the tile's rows until the item ends."""
         S, R, H = self.tile.kv_tile, self.R, self.H
-        slot, base = lax.rem(n, self.tile.stages), (it.first_tile + t) * S
-        plgpu.barrier_wait(refs.k_ready.at[slot])
-        products = matmul(refs.k_smem.at[slot], q, (S, R))
-        plgpu.barrier_arrive(refs.k_free.at[slot])
+        base = (it.first_tile + t) * S
+        start, stop = it.start - base, it.stop - base
+        products = matmul(self.ring.take(refs.keys, n, start, stop), q, (S, R))
+        self.ring.release(refs.keys, n)
 
-        position = base + iota((S, R), 0)
-        scores = jnp.where(
-            (position >= it.start) & (position < it.stop), base2_scores(products, self.scoring), -jnp.inf
-        )
+        row = iota((S, R), 0)
+        scores = jnp.where((row >= start) & (row < stop), base2_scores(products, self.scoring), -jnp.inf)
         new_highest = jnp.maximum(highest, scores.max(axis=0))
         decay = jnp.exp2(highest - new_highest)
         weights = jnp.exp2(scores - across(new_highest, (S, R), 1))
         totals = totals * across(decay, (S, R), 1) + weights
         refs.p_smem.transpose((1, 0))[...] = weights.astype(self.dtype)
 
-        values = refs.v_smem.at[slot]
-        plgpu.barrier_wait(refs.v_ready.at[slot])
-        pl.when((base < it.start) | (base + S > it.stop))(lambda: clear_rows(values, it.start - base, it.stop - base))
+        values = self.ring.take(refs.values, n, start, stop)
+        if not self.ring.quantized:
+            pl.when((start > 0) | (stop < S))(lambda: clear_rows(values, start, stop))
         plgpu.commit_smem()
         product = matmul(values.transpose((1, 0)), refs.p_smem.transpose((1, 0)), (H, R))
-        plgpu.barrier_arrive(refs.v_free.at[slot])
+        self.ring.release(refs.values, n)
         return n + 1, new_highest, totals, acc * across(decay, (H, R), 1) + product
 
 
 def decode_splits(
-    q: jax.Array,            # [B, K, R, H]
-    k: jax.Array,            # [P, K, C, H]
-    v: jax.Array,
-    tables: jax.Array,       # int32[B, M]
+    q: jax.Array,                                # [B, K, R, H]
+    k: tuple[jax.Array, jax.Array | None],       # [P, K, C, H], and scales f32[P, K, C] of a quantised pool
+    v: tuple[jax.Array, jax.Array | None],
+    tables: jax.Array,                           # int32[B, M]
     work: WorkTable,
     *,
     tile: DecodeTile,
     scoring: Scoring,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """-> (f32[W, K, H, R] each split's attention, f32[W, K, R] its log2-sum-exp2); dead rows are not written."""
+    """-> (f32[W, K, H, R] each split's attention, f32[W, K, R] its log2-sum-exp2); dead rows are not written.
+
+    q is float16 where the pool is quantised.
+    """
     (_, K, R, H), W, S = q.shape, work.items.shape[0], tile.kv_tile
     body = _Decode(q, k, tile, scoring)
-    rings = plgpu.SMEM((tile.stages, S, H), k.dtype, transforms=swizzled(k.dtype))
-    ready = plgpu.Barrier(num_arrivals=body.blocks, num_barriers=tile.stages)
-    free = plgpu.Barrier(num_barriers=tile.stages)
     return plgpu.kernel(
         body,
         out_type=(jax.ShapeDtypeStruct((W, K, H, R), jnp.float32), jax.ShapeDtypeStruct((W, K, R), jnp.float32)),
         scratch_types=(
-            plgpu.SMEM((Q_SLOTS, R, H), q.dtype, transforms=swizzled(q.dtype)), rings, rings,
-            plgpu.SMEM((R, S), q.dtype, transforms=swizzled(q.dtype)),
-            plgpu.Barrier(num_barriers=Q_SLOTS), plgpu.Barrier(num_barriers=Q_SLOTS), ready, free, ready, free,
+            plgpu.SMEM((Q_SLOTS, R, H), q.dtype, transforms=swizzled(q.dtype, H)),
+            body.ring.scratch(), body.ring.scratch(),
+            plgpu.SMEM((R, S), q.dtype, transforms=swizzled(q.dtype, S)),
+            plgpu.Barrier(num_barriers=Q_SLOTS), plgpu.Barrier(num_barriers=Q_SLOTS),
         ),
         grid=(tile.ctas,), grid_names=("cta",), num_threads=2, thread_name="wg", kernel_name="decode_attention",
         compiler_params=plgpu.CompilerParams(approx_math=True), interpret=interpret,

@@ -34,6 +34,7 @@ from pallas_kernels.ragged_paged_attention.gpu_common import (
     swizzled,
     wait_if,
 )
+from pallas_kernels.ragged_paged_attention.gpu_ring import Ring, block_ids
 from pallas_kernels.ragged_paged_attention.gpu_work import TileTable
 
 ROWS = 64      # of a computing warpgroup: the height of a tensor-core product
@@ -68,7 +69,7 @@ class _Item(NamedTuple):
 
 class _Refs(NamedTuple):
     q: Any               # [T, N, H]
-    k: Any               # [P, K, C, H]
+    k: Any               # [P, K, C, H], and scales f32[P, K, C] of a quantised pool
     v: Any
     tables: Any          # int32[B, M]
     items: Any
@@ -77,28 +78,35 @@ class _Refs(NamedTuple):
     out: Any             # [T, N, H]
     q_raw: Any           # queries as they arrive, rows not aligned to wgmma's tiles
     q_smem: Any
-    k_smem: Any
-    v_smem: Any
+    k_ring: Any          # scratch of a Ring
+    v_ring: Any
     out_smem: Any
     q_ready: Any
     q_free: Any
-    k_ready: Any
-    k_free: Any
-    v_ready: Any
-    v_free: Any
     turn: Any            # the two computing warpgroups meet here
+
+    @property
+    def keys(self) -> Any:
+        return self.k, self.k_ring
+
+    @property
+    def values(self) -> Any:
+        return self.v, self.v_ring
 
 
 class _Prefill:
     """The kernel's body: the shapes, and what each warpgroup does."""
 
-    def __init__(self, q, k, tile: PrefillTile, scoring: Scoring, has_sinks: bool, interpret: bool) -> None:
+    def __init__(self, q, pool, tile: PrefillTile, scoring: Scoring, has_sinks: bool, interpret: bool) -> None:
         _, self.N, self.H = q.shape
-        _, self.K, self.C, _ = k.shape
+        _, self.K, self.C, _ = pool[0].shape
         self.G, self.dtype = self.N // self.K, q.dtype
         self.tile, self.scoring, self.has_sinks, self.interpret = tile, scoring, has_sinks, interpret
         self.tokens = tile.tokens(self.G)
-        self.blocks = tile.kv_tile // self.C
+        self.ring = Ring(
+            tile.stages, tile.kv_tile, self.C, self.H, pool[0].dtype, quantized=pool[1] is not None,
+            readers=tile.warpgroups,
+        )
 
     def __call__(self, *args: Any) -> None:
         refs = _Refs._make(args if self.has_sinks else (*args[:6], None, *args[6:]))
@@ -135,7 +143,13 @@ class _Prefill:
     # The producer.
 
     def _produce(self, refs: _Refs, item: Any, num_items: Any) -> None:
-        stages, Q = self.tile.stages, self.tokens
+        ring, Q = self.ring, self.tokens
+
+        def load_tile(it, t, n):
+            ids = block_ids(refs.tables, it.seq, t, ring.blocks, lax.div(it.kv_len - 1, self.C))
+            ring.load(refs.keys, n, ids, it.head)
+            ring.load(refs.values, n, ids, it.head)
+            return n + 1
 
         def load_item(i, n):
             it = item(i)
@@ -144,30 +158,12 @@ class _Prefill:
                 plgpu.copy_gmem_to_smem(
                     refs.q.at[pl.ds(it.load, Q), it.head * self.G + g], refs.q_raw.at[pl.ds(g * Q, Q)], refs.q_ready
                 )
-            return lax.fori_loop(it.first_tile, it.last_tile, lambda t, n: self._load_tile(refs, it, t, n), n)
+            return lax.fori_loop(it.first_tile, it.last_tile, lambda t, n: load_tile(it, t, n), n)
 
         n = lax.fori_loop(0, num_items, load_item, jnp.int32(0))
-
-        # Every arrival is awaited before the block of threads ends.
-        def drain(i, _):
-            plgpu.barrier_wait(refs.k_free.at[lax.rem(i, stages)])
-            plgpu.barrier_wait(refs.v_free.at[lax.rem(i, stages)])
-
-        lax.fori_loop(jnp.maximum(n - stages, 0), n, drain, None)
+        ring.drain(refs.keys, n)
+        ring.drain(refs.values, n)
         wait_if(num_items > 0, refs.q_free)
-
-    def _load_tile(self, refs: _Refs, it: _Item, t: Any, n: Any) -> Any:
-        """Starts the copies of a KV tile's blocks. Past the sequence's end its last block stands in."""
-        slot, C = lax.rem(n, self.tile.stages), self.C
-        last = lax.div(it.kv_len - 1, C)
-        ids = [refs.tables[it.seq, jnp.minimum(t * self.blocks + j, last)] for j in range(self.blocks)]
-        for pool, smem, ready, free in (
-            (refs.k, refs.k_smem, refs.k_ready, refs.k_free), (refs.v, refs.v_smem, refs.v_ready, refs.v_free),
-        ):
-            wait_if(n >= self.tile.stages, free.at[slot])
-            for j, block in enumerate(ids):
-                plgpu.copy_gmem_to_smem(pool.at[block, it.head], smem.at[slot, pl.ds(j * C, C)], ready.at[slot])
-        return n + 1
 
     # The computing warpgroups.
 
@@ -220,17 +216,17 @@ class _Prefill:
         """
         n, highest, total, acc = carry
         S, H, taking_turns = self.tile.kv_tile, self.H, self.tile.warpgroups == 2
-        slot, shape = lax.rem(n, self.tile.stages), (ROWS, S)
+        shape, start, stop = (ROWS, S), self._first_seen(it) - t * S, it.kv_len - t * S
+        keys = self.ring.take(refs.keys, n, start, stop)
 
         def multiply(acc_ref: Any) -> jax.Array:
-            plgpu.wgmma(acc_ref, refs.q_smem.at[wg], refs.k_smem.at[slot].transpose((1, 0)))
+            plgpu.wgmma(acc_ref, refs.q_smem.at[wg], keys.transpose((1, 0)))
             if taking_turns:
                 self._meet(refs)
             return acc_ref[...]
 
-        plgpu.barrier_wait(refs.k_ready.at[slot])
         scores = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
-        plgpu.barrier_arrive(refs.k_free.at[slot])
+        self.ring.release(refs.keys, n)
 
         factor = self.scoring.scale * LOG2E
         if self.scoring.softcap is not None:
@@ -248,35 +244,37 @@ class _Prefill:
         if taking_turns:
             acc, total, new_highest, weights = lax.optimization_barrier((acc, total, new_highest, weights))
             plgpu.barrier_arrive(refs.turn)
-        plgpu.barrier_wait(refs.v_ready.at[slot])
+        values = self.ring.take(refs.values, n, start, stop)
         if taking_turns:
             plgpu.barrier_wait(refs.turn)
-        if masked:
-            self._clear_unseen(refs.v_smem.at[slot], it, wg, t * S)
-        acc = matmul_add(acc, weights, refs.v_smem.at[slot], self.interpret)
-        plgpu.barrier_arrive(refs.v_free.at[slot])
+        if masked and not self.ring.quantized:
+            self._clear_unseen(values, wg, start, stop)
+        acc = matmul_add(acc, weights, values, self.interpret)
+        self.ring.release(refs.values, n)
         return n + 1, new_highest, total, acc
 
     def _visible(self, it: _Item, wg: Any, base: Any) -> jax.Array:
+        """Which keys of the tile from `base` on each row sees: its own position is the last, [ROWS, S]."""
         shape = (ROWS, self.tile.kv_tile)
-        key = base + iota(shape, 1)
-        query = it.position + lax.rem(wg * ROWS + iota(shape, 0), self.tokens)
-        visible = key <= query
+        row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=PER_ROW)
+        last = it.position - base + lax.rem(wg * ROWS + row, jnp.int32(self.tokens))
+        key = iota(shape, 1)
+        visible = key <= across(last, shape, 0)
         if self.scoring.sliding_window is not None:
-            visible &= key > query - self.scoring.sliding_window
+            visible &= key > across(last - self.scoring.sliding_window, shape, 0)
         return visible
 
-    def _clear_unseen(self, values: Any, it: _Item, wg: Any, base: Any) -> None:
-        """Zeroes what no query of the tile sees before or after the sequence's tokens; it may hold anything.
+    def _first_seen(self, it: _Item) -> Any:
+        """The first position that any of the tile's queries sees."""
+        window = self.scoring.sliding_window
+        return jnp.int32(0) if window is None else it.position + it.start - it.load - window + 1
+
+    def _clear_unseen(self, values: Any, wg: Any, start: Any, stop: Any) -> None:
+        """Zeroes rows outside [start, stop), which may hold anything.
 
         The first warpgroup does it: taking turns, the second comes to its product after the first one's.
         """
-        S = self.tile.kv_tile
-        start, stop = jnp.int32(0), it.kv_len - base
-        if self.scoring.sliding_window is not None:
-            start = it.position + it.start - it.load - self.scoring.sliding_window + 1 - base
-
-        @pl.when((wg == 0) & ((start > 0) | (stop < S)))
+        @pl.when((wg == 0) & ((start > 0) | (stop < self.tile.kv_tile)))
         def _():
             clear_rows(values, start, stop)
             plgpu.commit_smem()
@@ -307,33 +305,32 @@ class _Prefill:
 
 
 def prefill(
-    q: jax.Array,            # [T, N, H], T at least a tile's tokens
-    k: jax.Array,            # [P, K, C, H]
-    v: jax.Array,
-    tables: jax.Array,       # int32[B, M]
+    q: jax.Array,                                # [T, N, H], T at least a tile's tokens
+    k: tuple[jax.Array, jax.Array | None],       # [P, K, C, H], and scales f32[P, K, C] of a quantised pool
+    v: tuple[jax.Array, jax.Array | None],
+    tables: jax.Array,                           # int32[B, M]
     work: TileTable,
-    sinks: jax.Array | None = None,      # f32[K, rows of a tile], in base 2
+    sinks: jax.Array | None = None,              # f32[K, rows of a tile], in base 2
     *,
     tile: PrefillTile,
     scoring: Scoring,
     interpret: Any = None,
 ) -> jax.Array:
-    """-> [T, N, H]; the rows of tokens outside the table's tiles are not written."""
-    H, S, warpgroups = q.shape[2], tile.kv_tile, tile.warpgroups
+    """-> [T, N, H]; the rows of tokens outside the table's tiles are not written.
+
+    q is float16, and the tile has one warpgroup, where the pool is quantised.
+    """
+    H, warpgroups = q.shape[2], tile.warpgroups
     body = _Prefill(q, k, tile, scoring, sinks is not None, interpret is not None)
-    rings = plgpu.SMEM((tile.stages, S, H), k.dtype, transforms=swizzled(k.dtype))
-    ready = plgpu.Barrier(num_arrivals=body.blocks, num_barriers=tile.stages)
-    free = plgpu.Barrier(num_arrivals=warpgroups, num_barriers=tile.stages)
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
         scratch_types=(
             plgpu.SMEM((warpgroups * ROWS, H), q.dtype),
-            plgpu.SMEM((warpgroups, ROWS, H), q.dtype, transforms=swizzled(q.dtype)),
-            rings, rings,
+            plgpu.SMEM((warpgroups, ROWS, H), q.dtype, transforms=swizzled(q.dtype, H)),
+            body.ring.scratch(), body.ring.scratch(),
             plgpu.SMEM((warpgroups * ROWS, H), q.dtype),
-            plgpu.Barrier(num_arrivals=body.G), plgpu.Barrier(num_arrivals=warpgroups),
-            ready, free, ready, free, plgpu.Barrier(num_arrivals=2),
+            plgpu.Barrier(num_arrivals=body.G), plgpu.Barrier(num_arrivals=warpgroups), plgpu.Barrier(num_arrivals=2),
         ),
         grid=(tile.ctas,), grid_names=("cta",), num_threads=warpgroups + 1, thread_name="wg",
         kernel_name="prefill_attention",

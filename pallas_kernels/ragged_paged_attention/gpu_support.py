@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.need import Need
+from pallas_kernels.ragged_paged_attention.pool import QUANTIZED
 
 HEAD_DIMS = (64, 128, 256)
 BLOCK_SIZES = (16, 32, 64)
@@ -30,12 +31,13 @@ def unsupported_shape(need: Need) -> str | None:
         return f"head_dim={need.head_dim} is not one of {HEAD_DIMS}"
     if need.block_size not in BLOCK_SIZES:
         return f"block_size={need.block_size} is not one of {BLOCK_SIZES}"
-    if kv_dtype not in DTYPES:
-        return f"the KV pool's {kv_dtype} is not one of {known}"
+    if kv_dtype not in DTYPES + QUANTIZED:
+        return f"the KV pool's {kv_dtype} is not one of {known}, {', '.join(str(dtype) for dtype in QUANTIZED)}"
     if need.query_dtype is not None and np.dtype(need.query_dtype) not in DTYPES:
         return f"the model's {np.dtype(need.query_dtype)} is not one of {known}"
-    if need.query_dtype is not None and np.dtype(need.query_dtype) != kv_dtype:
+    if need.query_dtype is not None and kv_dtype not in QUANTIZED and np.dtype(need.query_dtype) != kv_dtype:
         return f"the model's {np.dtype(need.query_dtype)} is not the KV pool's {kv_dtype}"
-    if need.group is not None and need.group > MAX_GROUP[need.head_dim]:
-        return f"{need.group} query heads share a KV head, more than {MAX_GROUP[need.head_dim]}"
+    largest = 8 if kv_dtype in QUANTIZED else MAX_GROUP[need.head_dim]
+    if need.group is not None and need.group > largest:
+        return f"{need.group} query heads share a KV head, more than {largest}"
     return None

@@ -73,14 +73,20 @@ def _put(pool: jax.Array, new: jax.Array, slot_mapping: jax.Array) -> jax.Array:
     C = slots.shape[2]
     block, offset = slot_mapping // C, slot_mapping % C
     new = new.astype(pool.dtype)
-    if pool.dtype not in SCATTER_COPIES:
-        return slots.at[block, :, offset, :].set(new).reshape(pool.shape)
+
+    def scatter(slots: jax.Array) -> jax.Array:
+        return slots.at[block, :, offset, :].set(new)
 
     def put(i, slots):
         row = lax.dynamic_index_in_dim(new, i, keepdims=False).reshape(1, K, 1, W)
         return lax.dynamic_update_slice(slots, row, (block[i], 0, offset[i], 0))
 
-    return lax.fori_loop(0, T, put, slots).reshape(pool.shape)
+    def one_by_one(slots: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, T, put, slots)
+
+    if pool.dtype not in SCATTER_COPIES:
+        return scatter(slots).reshape(pool.shape)
+    return lax.platform_dependent(slots, cpu=one_by_one, default=scatter).reshape(pool.shape)
 
 
 def quantize(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:

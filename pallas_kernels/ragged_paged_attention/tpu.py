@@ -15,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.ragged_paged_attention import tpu_pool
 from pallas_kernels.ragged_paged_attention.tpu_kernel import Kernel, Memory, Shape, Tiles, scratch_shapes
+from pallas_kernels.ragged_paged_attention.tpu_write import write
 from pallas_kernels.ragged_paged_attention.xla import Scoring
 
 TABLE_WORDS = 1 << 17           # of block tables in scalar memory at once: half of it
@@ -45,7 +46,8 @@ def ragged_paged_attention(
     """See api.ragged_paged_attention. `interpret` and `tiling` are for tests and tuners."""
     T, N, H = q.shape
     K = k.shape[1]
-    kv = tpu_pool.write(kv, k, v, metadata.slot_mapping)
+    num_seqs = metadata.kv_lens.shape[0]
+    kv = write(kv, k, v, metadata.slot_mapping, num_seqs, single=max_q_len == 1, interpret=interpret)
     lanes = kv.k.shape[3]
     scoring = Scoring(scale, sliding_window, softcap, sinks)
     tiling = tiling or default_tiling(N, K, lanes)
@@ -126,7 +128,7 @@ def _attend(x, part: Part, spans, tile_tokens: int, chunk_rows: int, *, kv, head
     def body(*refs):
         tiles, (queries, *inputs, out), buffers = Tiles(*refs[:6]), refs[6 : -len(scratch)], refs[-len(scratch) :]
         sinks_ref = inputs.pop() if sinks else None
-        Kernel(shape, scoring, tiles, Memory(queries, inputs, sinks_ref, out, *buffers)).run()
+        Kernel(shape, scoring, tiles, Memory(queries, inputs, sinks_ref, out, *buffers), bool(interpret)).run()
 
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(

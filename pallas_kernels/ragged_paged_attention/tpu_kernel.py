@@ -17,9 +17,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.ragged_paged_attention.tpu_copy import do_copy
 from pallas_kernels.ragged_paged_attention.tpu_pool import LANES
 from pallas_kernels.ragged_paged_attention.xla import Scoring
 
+UNROLLED_HEADS = 8
 LOWEST = -1e30      # a running maximum before any score; finite, so that exp(-inf - it) is 0
 
 
@@ -110,8 +112,10 @@ def scratch_shapes(shape: Shape) -> dict[str, Any]:
 class Kernel:
     """Traces the body: the static shape, and the refs of one call."""
 
-    def __init__(self, shape: Shape, scoring: Scoring, tiles: Tiles, memory: Memory) -> None:
+    def __init__(self, shape: Shape, scoring: Scoring, tiles: Tiles, memory: Memory, interpret: bool) -> None:
         self.shape, self.scoring, self.tiles, self.memory = shape, scoring, tiles, memory
+        # Heads in flight at once, for one's dots hide another's softmax. The interpreter would only compile more.
+        self.unroll = 1 if interpret else min(shape.num_kv_heads, UNROLLED_HEADS)
         self.precision = lax.Precision.HIGHEST if shape.dot_dtype == jnp.float32 else None
 
     def run(self) -> None:
@@ -141,7 +145,7 @@ class Kernel:
         last = pl.cdiv(position + self.tiles.count[i], tokens)
         if self.scoring.sliding_window is None:
             return 0, last
-        return jnp.maximum(position - self.scoring.sliding_window + 1, 0) // tokens, last
+        return lax.div(jnp.maximum(position - self.scoring.sliding_window + 1, 0), tokens), last
 
     # Copies. Each is issued and awaited by the same code, so that counts and sizes agree.
 
@@ -156,7 +160,7 @@ class Kernel:
             rows = pl.ds(pl.multiple_of(b * s.block_rows, s.block_rows), s.block_rows)
             for pool, buffer, scales in zip(m.pools, m.buffers, (False, False, True, True), strict=False):
                 target = buffer.at[slot, b] if scales else buffer.at[slot, :, rows]
-                _do(start, pool.at[self.tiles.tables[base + b]], target, m.kv_sems.at[slot])
+                do_copy(start, pool.at[self.tiles.tables[base + b]], target, m.kv_sems.at[slot])
             return _
 
         lax.fori_loop(0, number, block, None)
@@ -164,12 +168,12 @@ class Kernel:
     def copy_queries(self, i, *, start: bool) -> None:
         m = self.memory
         for here, there in self.spans(i):
-            here(lambda at=there: _do(start, m.q.at[at[0]], m.q_buffer.at[at[1]], m.q_sem))
+            here(lambda at=there: do_copy(start, m.q.at[at[0]], m.q_buffer.at[at[1]], m.q_sem))
 
     def copy_result(self, i, *, start: bool) -> None:
         m = self.memory
         for here, there in self.spans(i):
-            here(lambda at=there: _do(start, m.out_buffer.at[at[1]], m.out.at[at[0]], m.out_sem))
+            here(lambda at=there: do_copy(start, m.out_buffer.at[at[1]], m.out.at[at[0]], m.out_sem))
 
     def spans(self, i):
         """Exactly the tile's tokens, as copies of fixed size: one for each binary digit of their number.
@@ -185,18 +189,24 @@ class Kernel:
 
     # Arithmetic
 
+    def each_head(self, body) -> None:
+        lax.fori_loop(0, self.shape.num_kv_heads, lambda head, _: body(head), None, unroll=self.unroll)
+
     def begin(self) -> None:
         """Packs the tile's queries by head and starts the softmaxes."""
         s, m = self.shape, self.memory
         m.highest[...] = jnp.full_like(m.highest, LOWEST)
         m.total[...] = jnp.zeros_like(m.total)
         m.acc[...] = jnp.zeros_like(m.acc)
-        for head in range(s.num_kv_heads):
+
+        def pack(head):
             q = m.q_buffer[:, head].reshape(s.rows, s.row_width).astype(s.dot_dtype)
             m.packed[head, : s.rows] = q
             if s.streams == 2:
                 upper = _rotate(q.astype(jnp.float32), s.row_width // 2)
                 m.packed[head, s.rows :] = upper.astype(s.dot_dtype)
+
+        self.each_head(pack)
 
     def chunk(self, i, c, last, slot):
         """Folds chunk c into the softmaxes while the next chunk is copied; returns that one's slot."""
@@ -216,8 +226,7 @@ class Kernel:
         position = self.tiles.position[i]
         pl.when(c + 1 == last)(lambda: self.clear(slot, position + self.tiles.count[i] - first_token))
         visible = self.visible(first_token, position)
-        for head in range(self.shape.num_kv_heads):
-            self.fold(head, slot, visible)
+        self.each_head(lambda head: self.fold(head, slot, visible))
         return other
 
     def clear(self, slot, tokens) -> None:
@@ -232,10 +241,13 @@ class Kernel:
         row = lax.broadcasted_iota(jnp.int32, (s.chunk_rows, s.row_width), 0)
         stream = (lane >= s.row_width // s.streams).astype(jnp.int32) if s.streams == 2 else 0
         used = self.token(row, stream) < tokens
-        for buffer in self.memory.buffers[2 - s.streams : 2]:
-            for head in range(s.num_kv_heads):
+
+        def clear_head(head):
+            for buffer in self.memory.buffers[2 - s.streams : 2]:
                 kept = jnp.where(used, buffer[slot, head].astype(jnp.float32), 0.0)
                 buffer[slot, head] = kept.astype(s.pool_dtype)
+
+        self.each_head(clear_head)
 
     def token(self, row, stream):
         """The token of a chunk that stands in a pool row's stream."""
@@ -254,7 +266,7 @@ class Kernel:
         key = first_token + self.token(lax.broadcasted_iota(jnp.int32, row.shape, 1), stream)
         return key <= query if window is None else (key <= query) & (key > query - window)
 
-    def fold(self, head: int, slot, visible) -> None:
+    def fold(self, head, slot, visible) -> None:
         """One KV head's chunk into its softmaxes."""
         s, m = self.shape, self.memory
         keys, values = (x[slot, head].astype(s.dot_dtype) for x in m.buffers[:2])
@@ -280,7 +292,7 @@ class Kernel:
             weights.astype(s.dot_dtype), values, precision=self.precision, preferred_element_type=jnp.float32
         )
 
-    def scales(self, buffer, head: int, slot):
+    def scales(self, buffer, head, slot):
         """A chunk's scales along the lanes: f32[1 or streams * rows, S]."""
         s = self.shape
         table = buffer[slot, :, head]                                       # [chunk blocks, LANES]
@@ -307,7 +319,8 @@ class Kernel:
     def finish(self) -> None:
         """Merges the streams and the sinks, divides, and lays the result out by token."""
         s, m = self.shape, self.memory
-        for head in range(s.num_kv_heads):
+
+        def finish_head(head):
             highest, total, acc = m.highest[head], m.total[head], m.acc[head]
             if s.streams == 2:
                 highest, total, acc = _merge(highest, total, acc, s.rows)
@@ -321,6 +334,8 @@ class Kernel:
             result = acc / jnp.where(total > 0, total, 1.0)
             m.out_buffer[:, head] = result.reshape(s.tile_tokens, s.group, s.row_width).astype(s.dtype)
 
+        self.each_head(finish_head)
+
 
 def _merge(highest, total, acc, rows: int):
     """Two stacked softmaxes -> one; the upper stream's values lie in the upper lanes."""
@@ -329,11 +344,6 @@ def _merge(highest, total, acc, rows: int):
     d0, d1 = jnp.exp(h0 - both), jnp.exp(h1 - both)
     upper = _rotate(acc[rows:], acc.shape[1] // 2)
     return both, t0 * d0 + t1 * d1, acc[:rows] * d0[:, :1] + upper * d1[:, :1]
-
-
-def _do(start: bool, source, target, semaphore) -> None:
-    copy = pltpu.make_async_copy(source, target, semaphore)
-    copy.start() if start else copy.wait()
 
 
 def _rotate(x, lanes: int):

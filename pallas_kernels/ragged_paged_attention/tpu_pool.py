@@ -49,7 +49,7 @@ def kv_layer_spec(
     """See layout.kv_layer_spec. Data are [P, K, R, streams * W], scales f32[P, K, LANES]."""
     rows, row_width = block_size // streams(head_dim), streams(head_dim) * padded_width(head_dim)
     data: ArraySpec = (num_blocks, num_kv_heads, rows, row_width), dtype, ("blocks", "kv_heads", None, None)
-    spec = {"k": data, "v": data}
+    spec: dict[str, ArraySpec] = {"k": data, "v": data}
     if np.dtype(dtype) in QUANTIZED:
         scale: ArraySpec = (num_blocks, num_kv_heads, LANES), jnp.float32, ("blocks", "kv_heads", None)
         spec |= {"k_scale": scale, "v_scale": scale}

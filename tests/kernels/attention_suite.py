@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_oracle import attend
+from pool_contents import contents
 
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.cases import CASES, DECODE, MIXED, build
@@ -18,17 +19,6 @@ from pallas_kernels.ragged_paged_attention.pool import QUANTIZED
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 # The same between a quantised pool and the exact keys and values: largest and root mean square.
 QUANTIZED_TOLERANCE = {"int8": (0.02, 0.004), "float8_e4m3fn": (0.2, 0.02)}
-
-
-def contents(pool, scale, tables, kv_lens, case, backend):
-    """Each sequence's keys (or values) out of the pool, dequantised, f64[kv_len, K, H]."""
-    pool = np.asarray(by_token(pool.astype(jnp.float32), case.head_dim, backend)).astype(np.float64)
-    if scale is not None:
-        pool = pool * np.asarray(scale, np.float64)[..., : case.block_size, None]
-    return [
-        np.concatenate([pool[block] for block in table], axis=1)[:, :n].swapaxes(0, 1)
-        for table, n in zip(np.asarray(tables), np.asarray(kv_lens), strict=True) if n
-    ]
 
 
 class AttentionSuite:

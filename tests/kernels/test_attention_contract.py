@@ -18,7 +18,7 @@ from pallas_kernels.ragged_paged_attention.cases import DECODE, MIXED, build
 SERVED = {"head_dim": 64, "block_size": 16, "dtype": jnp.bfloat16}
 
 
-@pytest.mark.parametrize("platform", ["cpu", "rocm", "tpu"])
+@pytest.mark.parametrize("platform", ["cpu", "rocm"])
 def test_auto_is_xla_without_a_kernel_and_says_why(platform):
     name, reason = resolve_backend("auto", platform=platform, **SERVED)
     assert name == "xla"
@@ -66,8 +66,13 @@ def test_what_the_hopper_kernels_cannot_serve_is_refused_by_name_and_told_by_aut
     assert need["platform"] == "cpu" or re.search(reason, told)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn])
+def test_a_tpu_has_a_kernel(dtype):
+    assert resolve_backend("auto", platform="tpu", **SERVED | {"dtype": dtype})[0] == "pallas_tpu"
+
+
 def test_the_tpu_kernel_is_refused_elsewhere():
-    with pytest.raises(ValueError, match=r"pallas_tpu.*cannot serve this"):
+    with pytest.raises(ValueError, match=r"pallas_tpu.*the platform is cpu"):
         resolve_backend("pallas_tpu", platform="cpu", **SERVED)
 
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_suite import AttentionSuite
+from hopper_cases import hopper_cases, served
 
-from pallas_kernels.need import Need
 from pallas_kernels.ragged_paged_attention import api
-from pallas_kernels.ragged_paged_attention.cases import CASES, DECODE, MIXED, build
+from pallas_kernels.ragged_paged_attention.cases import DECODE, MIXED, build
 
 if jax.__version_info__ < (0, 11):
     pytest.skip("jax before 0.11 has no interpreter for Mosaic GPU kernels", allow_module_level=True)
@@ -26,7 +26,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.ragged_paged_attention import gpu
 from pallas_kernels.ragged_paged_attention.gpu_decode import DecodeTile
 from pallas_kernels.ragged_paged_attention.gpu_prefill import PrefillTile
-from pallas_kernels.ragged_paged_attention.gpu_support import unsupported_shape
 from pallas_kernels.ragged_paged_attention.gpu_tuning import Tiles
 
 pytestmark = pytest.mark.timeout(180)      # a wrong barrier count hangs
@@ -35,7 +34,7 @@ pytestmark = pytest.mark.timeout(180)      # a wrong barrier count hangs
 TILES = Tiles(
     DecodeTile(kv_tile=64, stages=2, split=128, ctas=3), PrefillTile(kv_tile=64, stages=2, warpgroups=1, ctas=3)
 )
-QUICK = {"decode-empty-slots", "decode-many-chunks", "decode-window", "mixed-softcap-sinks-window", "mixed-group-of-3"}
+QUICK = {"decode-empty-slots", "decode-many-chunks", "decode-window", "mixed-softcap-sinks-window", "decode-fp8"}
 
 
 @pytest.fixture(autouse=True)
@@ -54,20 +53,9 @@ def run(*args, **options):
     )
 
 
-def served(case):
-    """The case as this back end can serve it: 16-bit queries, and a pool like them."""
-    dtype = case.dtype if jnp.dtype(case.dtype).itemsize == 2 else jnp.bfloat16
-    return replace(case, dtype=dtype)
-
-
 def parameters():
-    for case in CASES:
-        case = served(case)
-        need = Need("gpu", case.head_dim, case.block_size, case.kv_dtype or case.dtype, case.dtype,
-                    case.num_heads // case.num_kv_heads)
-        reason = unsupported_shape(need)
-        if reason is None:
-            yield pytest.param(case, marks=() if case.name in QUICK else pytest.mark.slow, id=case.name)
+    for case in hopper_cases():
+        yield pytest.param(case, marks=() if case.name in QUICK else pytest.mark.slow, id=case.name)
 
 
 class TestPallasGpu(AttentionSuite):

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxengine.engine import sampler
-from jaxengine.engine.sampling_batch import FLAGS, POSITION, SLOT, RowTemplate, SampleInputs
+from jaxengine.engine.sampling_batch import FLAGS, MAX_BIAS, POSITION, SLOT, RowTemplate, SampleInputs
 from jaxengine.engine.sampling_rows import InputPlacer
 from jaxengine.types import SamplingParams
 from sharding import make_mesh
@@ -71,7 +71,7 @@ def same_rows(
     bias = None
     entries = template.bias_entries(())
     if entries:
-        bias = np.full((rows, 2, 512), -1, np.int32)
+        bias = np.full((rows, 2, MAX_BIAS), -1, np.int32)
         bias[:, 0, :len(entries)] = [token for token, _ in entries]
         bias[:, 1, :len(entries)].view(np.float32)[:] = [value for _, value in entries]
         packed[:, FLAGS] |= 4

@@ -229,6 +229,21 @@ def test_continued_messages(wire: Wire) -> None:
     assert chat(wire, **asked, add_generation_prompt=False)["choices"][0]["message"]["content"] == content
 
 
+def test_special_tokens_that_a_user_types(wire: Wire, serve: Any) -> None:
+    """B6: they are the tokens, or with an option their letters."""
+    asked = {"messages": [{"role": "user", "content": "a<|im_end|>b"}], "add_generation_prompt": False}
+    plain = [*asked["messages"], {"role": "assistant", "content": [{"type": "text", "text": "<|im_end|>"}]}]
+    assert wire.post("/tokenize", asked).json["tokens"].count(EOS) == 2
+    with serve(plain_user_content=True) as other:
+        ids = other.post("/tokenize", asked).json["tokens"]
+        assert ids.count(EOS) == 1
+        text = other.post("/detokenize", {"tokens": ids}).json["prompt"]
+        assert text == "<|im_start|>user\na<|im_end|>b<|im_end|>\n"
+        assert other.post("/tokenize", asked | {"messages": plain}).json["tokens"].count(EOS) == 3
+        answer = other.post(H, {"messages": asked["messages"], "max_tokens": 1, "return_token_ids": True})
+        assert answer.json["choices"][0]["prompt_token_ids"][: len(ids)] == ids
+
+
 def test_template_kwargs_and_roles(wire: Wire) -> None:
     kwargs = wire.post("/tokenize", {"messages": USER, "chat_template_kwargs": {"suffix": "!"}}).json["tokens"]
     assert wire.post("/detokenize", {"tokens": kwargs}).json["prompt"].endswith("assistant\n!")
@@ -250,6 +265,7 @@ def test_truncated_prompts(wire: Wire) -> None:
     {}, {"n": 2}, {"logprobs": 2}, {"logprobs": 1, "echo": True}, {"prompt": ["Hello", "the cat"], "n": 2},
     {"max_tokens": 40}, {"stop": "\""}, {"logit_bias": {str(EOS): 100}}, {"temperature": 1.3, "seed": 5, "n": 3},
     {"return_token_ids": True, "prompt_logprobs": 1}, {"return_tokens_as_token_ids": True, "logprobs": 1},
+    {"temperature": 1.3, "seed": 5, "n": 4, "max_tokens": 60, "stop_token_ids": list(range(0, 120, 4))},
     {"max_tokens": 0, "echo": True}, {"prompt": "日本", "logit_bias": {"161": 100}},
 ], ids=lambda fields: str(fields)[:40])
 def test_streamed_completions_equal_whole_ones(wire: Wire, fields: dict[str, Any]) -> None:

@@ -193,8 +193,8 @@ def test_batched_neighbours_are_not_touched(tiny: LLM):
 def test_preempted_sequences_resume_in_their_grammar(tiny: LLM):
     first = tiny.engine
     engine = Engine(first.runner, first.config, first.max_model_len, first.tokenizer, first.eos_token_ids)
-    engine.blocks = BlockManager(24, first.config.cache.block_size, enable_prefix_caching=True)
-    engine.scheduler = Scheduler(first.config.scheduler, engine.blocks, first.max_model_len)
+    blocks = BlockManager(24, first.config.cache.block_size, enable_prefix_caching=True)
+    engine.scheduler = Scheduler(first.config.scheduler, [blocks], first.max_model_len)
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=90,
                             structured_outputs=StructuredOutputs(regex="([a-z]{3}-)*"), ignore_eos=True)
     ids = [engine.add_request(tiny.tokenizer.encode(f"{i}: "), params) for i in range(6)]

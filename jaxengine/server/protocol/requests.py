@@ -9,6 +9,9 @@ from pydantic import ConfigDict, Field, WithJsonSchema, field_validator, model_v
 from jaxengine.server.errors import bad_request, shown
 from jaxengine.server.protocol.model import StrictModel
 from jaxengine.server.protocol.sampling import Count, Role, SamplingFields
+from jaxengine.server.protocol.structured import RESPONSE_FORMAT_SCHEMA, STRUCTURED_OUTPUTS_SCHEMA, read_form
+from jaxengine.server.protocol.tools import CHOICE_SCHEMA, TOOLS_SCHEMA
+from jaxengine.structured_outputs import StructuredOutputs
 
 PROMPT_SCHEMA = {
     "description": "A text, a list of texts, a list of token ids, or a list of lists of token ids.",
@@ -33,7 +36,18 @@ TEMPLATE_NAMES = frozenset((
 ))
 
 
-class CompletionRequest(SamplingFields):
+class FormFields(SamplingFields):
+    """What form the output must have, for completions and chat alike."""
+
+    response_format: Annotated[Any, WithJsonSchema(RESPONSE_FORMAT_SCHEMA)] = None
+    structured_outputs: Annotated[Any, WithJsonSchema(STRUCTURED_OUTPUTS_SCHEMA)] = None
+
+    def form(self) -> tuple[StructuredOutputs, str] | None:
+        """The form and the field that asks for it. Raises ApiError 400."""
+        return read_form(self.response_format, self.structured_outputs)
+
+
+class CompletionRequest(FormFields):
     prompt: Prompt
     max_tokens: Count | None = Field(None, description="16 where it is absent; 0 only with echo.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -41,11 +55,9 @@ class CompletionRequest(SamplingFields):
     add_special_tokens: bool = True
 
     refused: ClassVar[dict[str, str]] = SamplingFields.refused | {
-        "suffix": "", "response_format": "", "structured_outputs": "", "top_logprobs": "use logprobs",
+        "suffix": "", "top_logprobs": "use logprobs",
     }
-    harmless: ClassVar[dict[str, tuple[Any, ...]]] = SamplingFields.harmless | {
-        "suffix": ("",), "response_format": ({"type": "text"},),
-    }
+    harmless: ClassVar[dict[str, tuple[Any, ...]]] = SamplingFields.harmless | {"suffix": ("",)}
 
 
 CONTENT_SCHEMA = {
@@ -95,7 +107,7 @@ class Message(StrictModel):
         return self
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(FormFields):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: Count | None = Field(None, description="Superseded by max_completion_tokens.")
     max_completion_tokens: Count | None = Field(None, description="To the context's end where it is absent.")
@@ -105,16 +117,17 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: ChatTemplateKwargs | None = None
+    tools: Annotated[list[Any] | None, WithJsonSchema(TOOLS_SCHEMA)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(CHOICE_SCHEMA)] = None
+    parallel_tool_calls: bool = Field(True, description="Whether calls that are forced may be several.")
 
     refused: ClassVar[dict[str, str]] = SamplingFields.refused | {
         "chat_template": "the server's template holds; see --chat-template", "documents": "", "functions": "use tools",
         "function_call": "use tool_choice", "modalities": "", "audio": "", "prediction": "", "web_search_options": "",
-        "echo": "", "suffix": "", "response_format": "", "structured_outputs": "", "tools": "", "tool_choice": "",
-        "reasoning_effort": "",
+        "echo": "", "suffix": "", "reasoning_effort": "",
     }
     harmless: ClassVar[dict[str, tuple[Any, ...]]] = SamplingFields.harmless | {
-        "modalities": (["text"],), "echo": (False,), "suffix": ("",), "response_format": ({"type": "text"},),
-        "documents": ([],),
+        "modalities": (["text"],), "echo": (False,), "suffix": ("",), "documents": ([],),
     }
 
     @field_validator("chat_template_kwargs")
