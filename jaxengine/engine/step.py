@@ -142,7 +142,7 @@ def copy_blocks(pool: KVPool, sources: jax.Array, destinations: jax.Array) -> KV
     def local(pool: KVPool, sources: jax.Array, destinations: jax.Array) -> KVPool:
         return jax.tree.map(lambda x: x.at[destinations].set(x.at[sources].get()), pool)
 
-    blocks, pairs = spec("blocks", "kv_heads", None), spec("shards")
+    blocks, pairs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, pool), spec("shards")
     return jax.shard_map(local, in_specs=(blocks, pairs, pairs), out_specs=blocks, check_vma=False)(
         pool, sources, destinations
     )

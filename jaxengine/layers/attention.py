@@ -65,7 +65,7 @@ def paged_attention(
                          sinks=None if sinks is None else sinks.reshape(K * G))
         return out.reshape(T, K, G, H), kv
 
-    kv_specs = jax.tree.map(lambda _: spec("blocks", "kv_heads", None), kv)
+    kv_specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, kv)      # the layout is the back end's
     tokens = spec("tokens")
     metadata_specs = AttentionMetadata(*(tokens,) * 4, num_decodes=spec("shards"))  # type: ignore[arg-type]
     return jax.shard_map(
