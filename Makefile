@@ -8,12 +8,13 @@
 MODEL ?= smollm2-135m-instruct
 ACCELERATOR ?=
 PYTHON ?=
+KERNELS = jax==0.11.2 jaxlib==0.11.2 jax-cuda13-plugin==0.11.2 nvidia-cuda-nvcc>=13,<14 nvidia-cuda-nvdisasm
 PORT ?= 8000
 ARGS ?=
 export ACCELERATOR PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve chat test lint bench clean
+.PHONY: help setup setup-dev serve chat test lint bench kernels clean
 
 help:   ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -40,5 +41,9 @@ lint: setup-dev  ## ruff and pyright
 bench: setup-dev  ## measure speed (ARGS="decode --help" and the like; all of it by default)
 	@.venv/bin/jaxengine bench $(or $(ARGS),all)
 
+kernels:  ## compile the kernels and whole steps for chips that are not there (ARGS=--full for every variant)
+	@VENV=.venv-kernels ACCELERATOR=cpu CONSTRAINTS='$(KERNELS)' .ci/setup gguf
+	@.venv-kernels/bin/python tests/aot/report.py $(ARGS)
+
 clean:  ## remove .venv and what tools leave behind
-	rm -rf .venv .venv-floor build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-floor .venv-kernels build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

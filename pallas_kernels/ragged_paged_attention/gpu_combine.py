@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.ragged_paged_attention.gpu_common import LOG2E, LOWEST, PER_COLUMN, WGMMA, across, full
+from pallas_kernels.ragged_paged_attention.gpu_common import LOWEST, PER_COLUMN, WGMMA, across, full
 
 
 def combine_splits(
@@ -19,7 +19,7 @@ def combine_splits(
     lse: jax.Array,            # f32[W, K, R]
     first: jax.Array,          # int32[B] first row of each sequence
     count: jax.Array,          # int32[B] rows of each sequence
-    sinks: jax.Array | None,   # f32[K, R]
+    sinks: jax.Array | None,   # f32[K, R], in base 2
     *,
     group: int,
     dtype: Any,
@@ -28,7 +28,7 @@ def combine_splits(
     """-> dtype[B, K, group, H]; zeros for a sequence without rows."""
     _, K, H, R = parts.shape
     B = first.shape[0]
-    given = () if sinks is None else (sinks * LOG2E,)
+    given = () if sinks is None else (sinks,)
 
     def body(parts_ref, lse_ref, first_ref, count_ref, *refs):
         *sink_ref, out_ref, out_smem = refs

@@ -1,11 +1,13 @@
 """Whole steps of the engine, compiled for one H200 and for eight: memory, and what the devices send each other."""
 
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import h200
+import jax
 import jax.numpy as jnp
 
 from jaxengine.bench.collectives import Collective, collectives
@@ -13,6 +15,7 @@ from jaxengine.config import EngineConfig
 from jaxengine.engine.ledger import Key
 from jaxengine.engine.runner import Runner
 from jaxengine.models.registry import family
+from sharding import abstract_params
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "configs" / "experiments"
 STEPS = (Key("decode", 64), Key("mixed", 2048))
@@ -27,7 +30,7 @@ class Step:
     pool_bytes: int          # of one device
     alias_bytes: int
     temp_bytes: int
-    flops: float
+    flops: float             # of the layers' matmuls on one device
     sent: list[Collective]
     kernels: list[h200.Machine]
 
@@ -54,10 +57,13 @@ def _compile(runner: Runner, model: str, count: int, key: Key) -> Step:
     with h200.dumped() as folder:
         compiled: Any = runner.ledger.entries[key].lower().compile()
         kernels = h200.machines(folder)
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    memory = compiled.memory_analysis()
+    layers = abstract_params(runner.steps.family.param_specs(runner.cfg), jnp.dtype("bfloat16"), runner.mesh).layers
+    matmuls = sum(math.prod(x.shape) for x in jax.tree.leaves(layers) if len(x.shape) >= 2)
     return Step(
         model, count, key, runner.cfg.num_layers, runner.memory.pool_bytes // count, memory.alias_size_in_bytes,
-        memory.temp_size_in_bytes, cost.get("flops", 0.0), collectives(compiled.as_text(), runner.mesh.shape), kernels,
+        memory.temp_size_in_bytes, 2.0 * matmuls * key.bucket / count,
+        collectives(compiled.as_text(), runner.mesh.shape), kernels,
     )
 
 

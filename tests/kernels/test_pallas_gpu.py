@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(180)      # a wrong barrier count hangs
 TILES = Tiles(
     DecodeTile(kv_tile=64, stages=2, split=128, ctas=3), PrefillTile(kv_tile=64, stages=2, warpgroups=1, ctas=3)
 )
-QUICK = {"decode-empty-slots", "decode-many-chunks", "decode-window", "mixed-softcap-sinks-window", "decode-fp8"}
+QUICK = {"decode-sinks", "decode-many-chunks", "decode-window", "mixed-softcap-sinks-window", "decode-fp8"}
 
 
 @pytest.fixture(autouse=True)
