@@ -13,8 +13,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.need import Need
 from pallas_kernels.ragged_paged_attention import tpu_pool
-from pallas_kernels.ragged_paged_attention.tpu_kernel import Kernel, Memory, Shape, Tiles, scratch_shapes
+from pallas_kernels.ragged_paged_attention.pool import QUANTIZED
+from pallas_kernels.ragged_paged_attention.tpu_kernel import Kernel
+from pallas_kernels.ragged_paged_attention.tpu_shape import Memory, Shape, Tiles, scratch_shapes
+from pallas_kernels.ragged_paged_attention.tpu_support import unsupported_shape
 from pallas_kernels.ragged_paged_attention.tpu_write import write
 from pallas_kernels.ragged_paged_attention.xla import Scoring
 
@@ -39,30 +43,53 @@ def default_tiling(num_heads: int, num_kv_heads: int, row_width: int) -> Tiling:
     return Tiling(tile_tokens, chunk_rows)
 
 
+def plan(
+    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, blocks_per_seq: int, dtype: Any,
+    pool_dtype: Any, *, max_q_len: int | None, tiling: Tiling | None = None,
+) -> list[Shape]:
+    """The kernel's shapes that a call runs, one after another: a uniform batch one, a mixed one decodes and others."""
+    lanes = tpu_pool.streams(head_dim) * tpu_pool.padded_width(head_dim)
+    tiling = tiling or default_tiling(num_heads, num_kv_heads, lanes)
+    tile_tokens = [1, tiling.tile_tokens]
+    if max_q_len is not None:
+        tile_tokens = [min(_power_of_two(max_q_len), tiling.tile_tokens)]
+    return [
+        Shape(
+            tokens, tiling.chunk_rows, num_kv_heads, num_heads // num_kv_heads, lanes,
+            block_size // tpu_pool.streams(head_dim), tpu_pool.streams(head_dim), blocks_per_seq,
+            jnp.dtype(dtype), jnp.dtype(pool_dtype), jnp.dtype(pool_dtype) in QUANTIZED,
+        )
+        for tokens in tile_tokens
+    ]
+
+
 def ragged_paged_attention(
     q, k, v, kv, metadata, *, scale, sliding_window=None, softcap=None, sinks=None, max_q_len=None,
     interpret: Any = False, tiling: Tiling | None = None,
 ):
-    """See api.ragged_paged_attention. `interpret` and `tiling` are for tests and tuners."""
-    T, N, H = q.shape
-    K = k.shape[1]
-    num_seqs = metadata.kv_lens.shape[0]
-    kv = write(kv, k, v, metadata.slot_mapping, num_seqs, single=max_q_len == 1, interpret=interpret)
-    lanes = kv.k.shape[3]
-    scoring = Scoring(scale, sliding_window, softcap, sinks)
-    tiling = tiling or default_tiling(N, K, lanes)
-    x = jnp.pad(q, ((0, 0), (0, 0), (0, lanes - H))).reshape(T, K, N // K, lanes)
-    call = functools.partial(_attend, kv=kv, head_dim=H, scoring=scoring, interpret=interpret)
+    """See api.ragged_paged_attention. `interpret` and `tiling` are for tests and tuners.
+
+    Raises ValueError, with the reason, for what the kernel cannot serve (tpu_support).
+    """
+    (T, N, H), K, C = q.shape, k.shape[1], tpu_pool.block_size_of(kv.k, q.shape[2])
+    why_not = unsupported_shape(Need("tpu", H, C, kv.k.dtype, q.dtype, N // K))
+    if why_not is not None:
+        raise ValueError(f"backend='pallas_tpu' cannot serve this: {why_not}; use 'xla'")
     B, M = metadata.block_tables.shape
+    kv = write(kv, k, v, metadata.slot_mapping, B, single=max_q_len == 1, interpret=interpret)
+    shapes = plan(N, K, H, C, M, q.dtype, kv.k.dtype, max_q_len=max_q_len, tiling=tiling)
+    lanes = shapes[0].row_width
+    x = jnp.pad(q, ((0, 0), (0, 0), (0, lanes - H))).reshape(T, K, N // K, lanes)
+    scoring = Scoring(scale, sliding_window, softcap, sinks)
+    call = functools.partial(_attend, kv=kv, scoring=scoring, interpret=interpret)
     step = max(1, TABLE_WORDS // M)
     for first in range(0, B, step):
         part = _rows(metadata, first, min(first + step, B))
         if max_q_len is not None:
-            tokens = min(_power_of_two(max_q_len), tiling.tile_tokens)
-            x = call(x, part, _uniform_spans(part, first, max_q_len), tokens, tiling.chunk_rows)
+            x = call(x, part, _uniform_spans(part, first, max_q_len), shapes[0])
         else:
-            x = call(x, part, _spans(part, first, decodes=True), 1, tiling.chunk_rows)
-            x = call(x, part, _spans(part, first, decodes=False), tiling.tile_tokens, tiling.chunk_rows)
+            for decodes, shape in zip((True, False), shapes, strict=True):
+                x = call(x, part, _spans(part, first, decodes=decodes), shape)
     return x.reshape(T, N, lanes)[..., :H], kv
 
 
@@ -110,15 +137,12 @@ def _tile_table(part: Part, starts: jax.Array, counts: jax.Array, tile_tokens: i
     return Tiles(*(x.astype(jnp.int32) for x in table))
 
 
-def _attend(x, part: Part, spans, tile_tokens: int, chunk_rows: int, *, kv, head_dim: int, scoring, interpret):
+def _attend(x, part: Part, spans, shape: Shape, *, kv, scoring, interpret):
     """x [T, K, G, lanes] with the spans' queries replaced by their results."""
-    T, K, G, lanes = x.shape
+    T, K, G, _ = x.shape
     starts, counts, tokens = spans
+    tile_tokens = shape.tile_tokens
     most = -(-(T if tokens is None else tokens) // tile_tokens) + (len(counts) if tile_tokens > 1 else 0)
-    shape = Shape(
-        tile_tokens, chunk_rows, K, G, lanes, kv.k.shape[2], tpu_pool.streams(head_dim), part.tables.shape[1],
-        x.dtype, kv.k.dtype, kv.k_scale is not None,
-    )
     pools = [pool for pool in (kv.k, kv.v, kv.k_scale, kv.v_scale) if pool is not None]
     sinks = [] if scoring.sinks is None else [
         jnp.broadcast_to(scoring.sinks.astype(jnp.float32).reshape(K, G, 1), (K, G, tpu_pool.LANES))
