@@ -26,7 +26,8 @@ class TokenTable:
     def __init__(self, tokens: list[bytes], special_ids: list[int], eos_id: int) -> None:
         self.tokens, self.special_token_ids = tokens, special_ids
         self.eos_token_id, self.bos_token_id = eos_id, None
-        self._id_of = {token: i for i, token in reversed(list(enumerate(tokens))) if token and i not in special_ids}
+        special = set(special_ids)
+        self._id_of = {token: i for i, token in enumerate(tokens) if token and i not in special}
         self._longest = max(map(len, self._id_of), default=1)
 
     def __call__(self, text: str) -> list[int]:
