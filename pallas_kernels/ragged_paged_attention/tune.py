@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.ragged_paged_attention import gpu
 from pallas_kernels.ragged_paged_attention.cases import Case, Inputs, build
@@ -117,8 +118,6 @@ def main() -> None:
     args = parser.parse_args()
     interpret, widths, kinds = None, HEAD_DIMS, KV_DTYPES
     if args.tiny:
-        from jax.experimental.pallas import mosaic_gpu as plgpu
-
         interpret, widths, kinds = plgpu.InterpretGPUParams(), (64,), (jnp.bfloat16,)
     tuned = {}
     for kv_dtype, head_dim in itertools.product(kinds, widths):

@@ -16,14 +16,20 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxengine.bench.chip import attention, steps
 from jaxengine.bench.chip.rates import Rates, measure_rates
 from jaxengine.bench.report import Report, table
+from pallas_kernels.ragged_paged_attention import api, gpu
+from pallas_kernels.ragged_paged_attention.gpu_decode import DecodeTile
+from pallas_kernels.ragged_paged_attention.gpu_prefill import PrefillTile
+from pallas_kernels.ragged_paged_attention.gpu_tuning import Tiles
 
 CHECKS = Path(__file__).resolve().parents[3] / "tests" / "kernels"
 TINY_CHECKS = ("decode-sinks", "mixed-softcap-sinks-window")
@@ -93,14 +99,12 @@ def _show(rows: Iterable[dict[str, Any]], deadline: float) -> list[dict[str, Any
 def _check(tiny: bool) -> Iterable[dict[str, Any]]:
     """Each case on fresh random inputs, with NaN where outputs will lie."""
     sys.path.insert(0, str(CHECKS))
-    from chip_check import largest_error, tolerance  # type: ignore[import-not-found]
-    from hopper_cases import CASES, LARGE, hopper_cases  # type: ignore[import-not-found]
-
+    chip, hopper = import_module("chip_check"), import_module("hopper_cases")
     seed = secrets.randbits(31)
-    for case in hopper_cases(CASES if tiny else CASES + LARGE):
+    for case in hopper.hopper_cases(hopper.CASES if tiny else hopper.CASES + hopper.LARGE):
         if tiny and case.name not in TINY_CHECKS:
             continue
-        error, bound = largest_error(case, seed, "pallas_gpu"), tolerance(case)
+        error, bound = chip.largest_error(case, seed, "pallas_gpu"), chip.tolerance(case)
         right = "yes" if error < bound else "NO"
         yield {"case": case.name, "seed": seed, "largest error": error, "bound": bound, "right": right}
 
@@ -108,13 +112,6 @@ def _check(tiny: bool) -> Iterable[dict[str, Any]]:
 @contextmanager
 def _interpreted() -> Any:
     """Runs "pallas_gpu" in Pallas' interpreter, with tiles small enough for it."""
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    from pallas_kernels.ragged_paged_attention import api, gpu
-    from pallas_kernels.ragged_paged_attention.gpu_decode import DecodeTile
-    from pallas_kernels.ragged_paged_attention.gpu_prefill import PrefillTile
-    from pallas_kernels.ragged_paged_attention.gpu_tuning import Tiles
-
     tiles = Tiles(DecodeTile(stages=2, split=128, ctas=2), PrefillTile(kv_tile=64, warpgroups=1, ctas=2))
     kept = api.BACKENDS["pallas_gpu"]
     api.BACKENDS["pallas_gpu"] = partial(

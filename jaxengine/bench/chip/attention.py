@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -106,8 +107,7 @@ def torch_seconds(shape: Shape, calls: int) -> float | None:
     """PyTorch's scaled_dot_product_attention over contiguous keys and values; None without PyTorch, or for 8 bits."""
     if find_spec("torch") is None or shape.kv_dtype != jnp.bfloat16:
         return None
-    import torch  # type: ignore[import-not-found]
-
+    torch = import_module("torch")
     if not torch.cuda.is_available() or shape.q_len not in (1, shape.kv_len):
         return None
 
