@@ -14,7 +14,7 @@ ARGS ?=
 export ACCELERATOR PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve chat test lint bench kernels clean
+.PHONY: help setup setup-dev serve chat test lint bench kernels kernels-tpu clean
 
 help:   ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -44,6 +44,11 @@ bench: setup-dev  ## measure speed (ARGS="decode --help" and the like; all of it
 kernels:  ## compile the kernels and whole steps for chips that are not there (ARGS=--full for every variant)
 	@VENV=.venv-kernels ACCELERATOR=cpu CONSTRAINTS='$(KERNELS)' .ci/setup gguf
 	@.venv-kernels/bin/python tests/aot/report.py $(ARGS)
+	@$(if $(findstring --only,$(ARGS)),,$(MAKE) kernels-tpu ARGS='$(filter --full,$(ARGS))')
+
+kernels-tpu:  ## the part of it that compiles for TPUs
+	@VENV=.venv-kernels-tpu ACCELERATOR=tpu CONSTRAINTS='jax==0.11.2 jaxlib==0.11.2' .ci/setup gguf
+	@.venv-kernels-tpu/bin/python tests/aot/tpu.py $(ARGS)
 
 clean:  ## remove .venv and what tools leave behind
-	rm -rf .venv .venv-floor .venv-kernels build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-floor .venv-kernels .venv-kernels-tpu build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

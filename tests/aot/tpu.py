@@ -1,10 +1,12 @@
-"""The TPU kernels compiled to machine code by libtpu, without a TPU: a table of what compiled and what it takes.
+"""Compiles the TPU kernels for chips that are not there, prints what they take, and checks it.
 
-  python -m pallas_kernels.aot.tpu                  needs jax[tpu]
-  python -m pallas_kernels.aot.tpu --only "v5e H128"
+  python tests/aot/tpu.py             blocks of 16 tokens
+  python tests/aot/tpu.py --full      every variant
+  python tests/aot/tpu.py --full --only "v5e H128"
 
-Exits with 1 where a variant does not compile, takes longer than --timeout, copies the pool, or needs more VMEM than
-the kernel allows itself. Compiling is a process of its own, for libtpu can take minutes to refuse a kernel.
+Runs on any machine, in a venv with jax[tpu] 0.11.2 (make kernels). Exits with 1 where a variant does not compile, takes
+longer than --timeout, copies the pool, or needs more VMEM than the kernel allows itself. Compiling is a process of its
+own, for libtpu can take minutes to refuse a kernel.
 """
 
 import argparse
@@ -13,9 +15,13 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
-from pallas_kernels.aot.tpu_variants import VARIANTS, Variant, compile_variant
+os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tpu_variants import VARIANTS, Variant, compile_variant
 
 COLUMNS = ("variant", "compiled", "seconds", "VMEM MiB", "pool MiB", "aliased MiB", "temp MiB", "remark")
 
@@ -28,10 +34,9 @@ class Worker:
 
     def compile(self, variant: Variant, timeout: float) -> dict[str, Any]:
         if self.process is None or self.process.poll() is not None:
-            command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--worker"]
-            env = os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
             self.process = subprocess.Popen(
-                command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                [sys.executable, __file__, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True,
             )
         process = self.process
         assert process.stdin is not None
@@ -64,6 +69,7 @@ def serve() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the TPU kernels for v5e and v6e without one.")
+    parser.add_argument("--full", action="store_true", help="every variant")
     parser.add_argument("--only", default="", metavar="TEXT", help="variants whose name contains this")
     parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds for each compilation [300]")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -71,9 +77,10 @@ def main() -> int:
     if args.worker:
         serve()
         return 0
-    chosen = [variant for variant in VARIANTS if args.only in variant.name]
+    among = [variant for variant in VARIANTS if args.full or variant.block_size == 16]
+    chosen = [variant for variant in among if args.only in variant.name]
     if not chosen:
-        raise SystemExit(f"--only {args.only!r}: no variant's name contains this; one is {VARIANTS[0].name!r}")
+        parser.error(f"--only {args.only!r}: no variant's name contains this; one is {among[0].name!r}")
     worker, failed = Worker(), 0
     print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
     for variant in chosen:

@@ -1,1 +1,0 @@
-"""Compiles the kernels for chips that are not here, and reports what the compilers say."""
