@@ -5,6 +5,7 @@ that do not depend on one another run at once on a CPU and thrash its caches. Th
 value once a layer, or does the dots' arithmetic at the rate of a large matmul, whichever takes longer.
 
   jaxengine bench kernel
+  jaxengine bench kernel --device gpu         the shapes of a large GPU, beside XLA's form and PyTorch's
   jaxengine bench kernel --num-heads 4 --num-kv-heads 1 --head-dim 256 --layers 18 --backends xla,reference
 """
 
@@ -19,9 +20,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxengine.bench.chip.attention import DECODES, PREFILLS
+from jaxengine.bench.chip.attention import measure as chip_attention
+from jaxengine.bench.chip.rates import measure_rates
 from jaxengine.bench.floor import matmul_rate, read_bandwidth
 from jaxengine.bench.options import add_report_arguments, repeats
 from jaxengine.bench.report import Report, finish
+from jaxengine.bench.step import check_device
 from jaxengine.bench.timing import alternate, median, spread
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.api import BACKENDS
@@ -43,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of queries, keys and values [bfloat16]")
     group.add_argument("--kv-cache-dtype", choices=KV_DTYPES, help="of the pool [--dtype]")
     group.add_argument("--backends", default="xla", metavar="NAME,...", help=f"of {', '.join(BACKENDS)} [xla]")
+    group.add_argument("--device", choices=("any", "gpu"), default="any", help="gpu: its own shapes [any]")
     group.add_argument("--only", metavar="TEXT", help="shapes whose name contains this")
 
 
@@ -52,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(args: argparse.Namespace) -> Report:
     """Raises ValueError for an unknown back end and for a --only that no shape has."""
+    if args.device == "gpu":
+        return _on_gpu(args)
     backends = args.backends.split(",")
     if unknown := set(backends) - set(BACKENDS):
         known = ", ".join(BACKENDS)
@@ -71,6 +79,14 @@ def measure(args: argparse.Namespace) -> Report:
         "read GB/s": read / 1e9, "matmul GFLOP/s": rate / 1e9,
     }
     return Report("kernel", rows, facts)
+
+
+def _on_gpu(args: argparse.Namespace) -> Report:
+    check_device(args.device)
+    rates = measure_rates()
+    shapes = tuple(shape for shape in DECODES + PREFILLS if (args.only or "") in str(shape))
+    rows = list(chip_attention(shapes, rates, "pallas_gpu", peers=not args.short, tiny=False))
+    return Report("kernel", rows, {"copy TB/s": rates.copy / 1e12, "matmul TFLOP/s": rates.matmul / 1e12})
 
 
 def _shaped(case: Case, args: argparse.Namespace) -> Case:

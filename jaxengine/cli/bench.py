@@ -16,6 +16,7 @@ BENCHMARKS = {
     "chunked": "what running answers feel while a long prompt arrives",
     "prefix": "the prefix cache: what it saves, and what it costs where it never helps",
     "kernel": "the attention op alone, over the shapes that a tuner looks at",
+    "step": "compiled steps alone: decode and chunks of prompts, with random weights of any size",
     "serve": "through HTTP against the engine alone, and against other servers",
     "host": "the host's share of a step",
     "scaling": "bytes, collectives and the floor of a step on up to 64 devices that are not at hand",
