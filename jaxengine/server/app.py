@@ -34,12 +34,16 @@ class Api(FastAPI):
     Bodies are read by the endpoints themselves, more strictly than FastAPI would (see json_body and protocol).
     """
 
+    def __init__(self, model_names: tuple[str, ...], **options: Any) -> None:
+        super().__init__(**options)
+        self._model_names = model_names
+
     def build_middleware_stack(self) -> ASGIApp:
         return AsyncExitStackMiddleware(self.router)      # the routes' own need
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            add_request_models(super().openapi())
+            add_request_models(super().openapi(), self._model_names)
         assert self.openapi_schema is not None
         return self.openapi_schema
 
@@ -64,8 +68,8 @@ def _handler(app: ASGIApp) -> Callable[[], Awaitable[Response]]:
 def create_api(ctx: ServerContext) -> Api:
     """Every route. The bearer scheme only shows in the document: Guard is what checks keys."""
     keys = [Depends(HTTPBearer(auto_error=False))] if ctx.settings.api_key else []
-    api = Api(title="jaxengine", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
-              dependencies=keys)
+    api = Api(ctx.model_names, title="jaxengine", version=__version__, docs_url=None, redoc_url=None,
+              redirect_slashes=False, dependencies=keys)
     info, sight = Info(ctx), Sight(ctx)
     endpoints: dict[str, Callable[..., Any]] = {
         "/v1/completions": _handler(GenerationEndpoint(ctx, CompletionCall.prepare)),

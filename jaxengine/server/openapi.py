@@ -49,8 +49,6 @@ _POST_ERRORS = {
 _GET_ERRORS = {401: "No valid key", 404: "Not found", 500: "An error inside the server", 503: "Not ready"}
 _STREAMS = ("/v1/completions", "/v1/chat/completions", "/generate")
 
-
-
 Operation = dict[str, Any]      # further arguments of FastAPI's add_api_route
 
 
@@ -59,10 +57,16 @@ def operations() -> dict[str, Operation]:
     return {path: _post(path) for path in _POST} | {path: _get(path) for path in _GET}
 
 
-def add_request_models(document: dict[str, Any]) -> None:
-    """Puts the models of the bodies, which the endpoints read themselves, among the document's components."""
+def add_request_models(document: dict[str, Any], model_names: tuple[str, ...]) -> None:
+    """Puts the models of the bodies, which the endpoints read themselves, among the document's components.
+
+    Their field `model` lists what is served, so that who generates requests from the document reaches it.
+    """
     bodies = [body for _, models, _ in _POST.values() for body in models]
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF + "{model}")
+    for schema in schemas["$defs"].values():
+        if "model" in schema["properties"]:
+            schema["properties"]["model"]["anyOf"][0]["enum"] = list(model_names)
     document["components"]["schemas"] |= schemas["$defs"]
 
 

@@ -88,6 +88,7 @@ def test_the_published_document_is_whole(wire: Wire) -> None:
         assert part.partition('"')[0] in document["components"]["schemas"]
     fields = document["components"]["schemas"]["CompletionRequest"]["properties"]
     assert fields["n"] == {"default": 1, "maximum": 128, "minimum": 1, "title": "N", "type": "integer"}
+    assert fields["model"]["anyOf"] == [{"type": "string", "enum": ["tiny", "tiny-alias"]}, {"type": "null"}]
     responses = document["paths"]["/v1/completions"]["post"]["responses"]
     assert set(responses) == {"200", "400", "401", "404", "408", "413", "415", "429", "500", "503"}
 
