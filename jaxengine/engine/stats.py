@@ -43,11 +43,14 @@ class StepStats:
 class TokensRead:
     """The tokens that reading one step's ids brought, all at the monotonic time `now` (seconds).
 
+    waited: the same moment on time.perf_counter's clock.
+
     followers: how many of them follow a token of their own sequence, by that token's time. Sequences that decode
     together share it, so whoever measures the gaps has one or two entries a step to look at, not one a token.
     """
 
     now: float
+    waited: float = 0.0
     num_tokens: int = 0
     followers: dict[float, int] = field(default_factory=dict)
     started: list[Request] = field(default_factory=list)       # requests whose first token is among them

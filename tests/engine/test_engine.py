@@ -54,7 +54,7 @@ def over_small_pool(smol: LLM, num_blocks: int) -> Engine:
     first = smol.engine
     engine = Engine(first.runner, first.config, first.max_model_len, first.tokenizer)
     blocks = BlockManager(num_blocks, first.config.cache.block_size, enable_prefix_caching=True)
-    engine.scheduler = Scheduler(first.config.scheduler, [blocks], first.max_model_len)
+    engine.scheduler = engine._collector.scheduler = Scheduler(first.config.scheduler, [blocks], first.max_model_len)
     return engine
 
 

@@ -167,14 +167,14 @@ def test_the_process_ends_when_its_engine_dies(own: ModelService, monkeypatch: p
 
 def test_a_row_that_is_not_finite_fails_alone(wire: Wire, service: ModelService, greedy_text: str,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    collect = service.engine.engine._take
+    collect = service.engine.engine._collector._take
 
     def take(seq: Any, state: Any, result: Any, i: int, *rest: Any) -> None:
         if state.request.prompt_token_ids == [1, 2, 3] and len(seq.token_ids) > 5:
             result.finite[i] = False
         collect(seq, state, result, i, *rest)
 
-    monkeypatch.setattr(service.engine.engine, "_take", take)
+    monkeypatch.setattr(service.engine.engine._collector, "_take", take)
     bad = LONG | {"prompt": [1, 2, 3]}
     assert wire.post(C, bad).error["code"] == "model_error"
     events = wire.post(C, bad | {"stream": True}).events

@@ -59,4 +59,4 @@ def blocks_return(request: pytest.FixtureRequest) -> Iterator[None]:
         while engine.has_unfinished:
             engine.step()
         assert engine.blocks.usage == 0
-        assert not engine._grammars._matchers
+        assert not engine.live.grammars._matchers

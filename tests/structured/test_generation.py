@@ -77,13 +77,13 @@ schemas = st.one_of(trees, trees.map(lambda schema: {"$defs": {"x": schema}, "$r
 @given(batch=st.lists(schemas, min_size=5, max_size=5), seed=st.integers(0, 2**31),
        temperature=st.sampled_from([0.0, 1.0, 2.0]))
 def test_any_schema_is_kept(tiny: LLM, batch: list[dict[str, Any]], seed: int, temperature: float):
-    params = [SamplingParams(seed=seed, temperature=temperature, max_tokens=300,
+    params = [SamplingParams(seed=seed, temperature=temperature, max_tokens=160,
                              structured_outputs=StructuredOutputs(json=schema)) for schema in batch]
     for schema, output in zip(batch, tiny.generate(["x"] * len(batch), params, use_tqdm=False), strict=True):
         (out,) = output.outputs
         assert output.error is None
         if out.finish_reason == "length":
-            assert len(out.token_ids) == 300
+            assert len(out.token_ids) == 160
         else:
             assert out.finish_reason == "stop"
             jsonschema.validate(json.loads(out.text), schema)
@@ -194,7 +194,7 @@ def test_preempted_sequences_resume_in_their_grammar(tiny: LLM):
     first = tiny.engine
     engine = Engine(first.runner, first.config, first.max_model_len, first.tokenizer, first.eos_token_ids)
     blocks = BlockManager(24, first.config.cache.block_size, enable_prefix_caching=True)
-    engine.scheduler = Scheduler(first.config.scheduler, [blocks], first.max_model_len)
+    engine.scheduler = engine._collector.scheduler = Scheduler(first.config.scheduler, [blocks], first.max_model_len)
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=90,
                             structured_outputs=StructuredOutputs(regex="([a-z]{3}-)*"), ignore_eos=True)
     ids = [engine.add_request(tiny.tokenizer.encode(f"{i}: "), params) for i in range(6)]
@@ -332,7 +332,7 @@ def test_tokens_can_be_taken_back(tiny: LLM):
 @pytest.mark.slow
 def test_the_demo_model_fills_in_a_schema(smollm2: str):
     with LLM(smollm2, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=512, num_blocks=70,
-             progress=False) as llm:
+             decode_buckets=(2,), token_buckets=(64,), progress=False) as llm:
         output = llm.chat([{"role": "user", "content": "Who was Ada Lovelace? Answer as JSON."}], SamplingParams(
             temperature=0.0, max_tokens=100, structured_outputs=StructuredOutputs(json=PERSON)), use_tqdm=False)
         jsonschema.validate(json.loads(output[0].outputs[0].text), PERSON)
