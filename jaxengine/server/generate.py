@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from jaxengine.server.call import dumps
 from jaxengine.server.completions import CompletionCall
@@ -26,6 +26,10 @@ _NAMES = {
 
 
 class GenerateRequest(StrictModel):
+    model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra={"oneOf": [
+        {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("text", "input_ids")
+    ]})
+
     text: Annotated[Any, WithJsonSchema({"oneOf": PROMPT_SCHEMA["oneOf"][:2]})] = None
     input_ids: Annotated[Any, WithJsonSchema({"oneOf": PROMPT_SCHEMA["oneOf"][2:]})] = None
     sampling_params: dict[str, Any] = Field({}, description="By SGLang's names, as max_new_tokens (128).")

@@ -75,7 +75,11 @@ CONTENT_SCHEMA = {
 class Message(StrictModel):
     """One message. A template may read further fields, so they are kept."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", json_schema_extra={"anyOf": [
+        {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+        {"required": ["tool_calls"], "properties": {
+            "role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}}},
+    ]})
 
     role: Role
     content: Annotated[Any, WithJsonSchema(CONTENT_SCHEMA)] = None

@@ -19,6 +19,11 @@ _TOKEN_KEY = re.compile(r"0|[1-9][0-9]{0,18}")
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 TokenIds = list[Annotated[int, Field(ge=0, le=INT64)]]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+LogitBias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]],
+    WithJsonSchema({"type": "object", "propertyNames": {"pattern": f"^({_TOKEN_KEY.pattern})$"},
+                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+]
 Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -48,7 +53,7 @@ class SamplingFields(StrictModel):
     frequency_penalty: Penalty = 0.0
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     stop: Annotated[Any, WithJsonSchema(STOP_SCHEMA)] = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
+    logit_bias: LogitBias | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=4096)
