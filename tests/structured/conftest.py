@@ -60,3 +60,4 @@ def blocks_return(request: pytest.FixtureRequest) -> Iterator[None]:
             engine.step()
         assert engine.blocks.usage == 0
         assert not engine.live.grammars._matchers
+        assert not engine.live.grammars._matchers

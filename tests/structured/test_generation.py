@@ -239,7 +239,7 @@ def test_a_failing_grammar_fails_its_own_request(tiny: LLM, monkeypatch: pytest.
 
 
 def test_a_token_that_does_not_fit_fails_its_own_request(tiny: LLM, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("jaxengine.engine.engine.SequenceGrammars.masks", lambda self, samples: None)
+    monkeypatch.setattr("jaxengine.engine.grammars.SequenceGrammars.masks", lambda self, samples: None)
     (output,) = run(tiny, choice=["~~~~~"], temperature=0.0)
     assert output.error == "structured_outputs: the grammar cannot take the token that followed"
 
