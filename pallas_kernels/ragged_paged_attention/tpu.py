@@ -44,15 +44,14 @@ def default_tiling(num_heads: int, num_kv_heads: int, row_width: int) -> Tiling:
 
 
 def plan(
-    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, blocks_per_seq: int, dtype: Any,
-    pool_dtype: Any, *, max_q_len: int | None, tiling: Tiling | None = None,
+    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, blocks_per_seq: int,
+    dtype: Any, pool_dtype: Any, *, max_q_len: int | None, tiling: Tiling | None = None,
 ) -> list[Shape]:
     """The kernel's shapes that a call runs, one after another: a uniform batch one, a mixed one decodes and others."""
     lanes = tpu_pool.streams(head_dim) * tpu_pool.padded_width(head_dim)
     tiling = tiling or default_tiling(num_heads, num_kv_heads, lanes)
-    tile_tokens = [1, tiling.tile_tokens]
-    if max_q_len is not None:
-        tile_tokens = [min(_power_of_two(max_q_len), tiling.tile_tokens)]
+    widest = min(tiling.tile_tokens, 1 << num_tokens.bit_length() - 1)      # no copy is longer than the batch
+    tile_tokens = [1, widest] if max_q_len is None else [min(1 << (max_q_len - 1).bit_length(), widest)]
     return [
         Shape(
             tokens, tiling.chunk_rows, num_kv_heads, num_heads // num_kv_heads, lanes,
@@ -77,7 +76,7 @@ def ragged_paged_attention(
         raise ValueError(f"backend='pallas_tpu' cannot serve this: {why_not}; use 'xla'")
     B, M = metadata.block_tables.shape
     kv = write(kv, k, v, metadata.slot_mapping, B, single=max_q_len == 1, interpret=interpret)
-    shapes = plan(N, K, H, C, M, q.dtype, kv.k.dtype, max_q_len=max_q_len, tiling=tiling)
+    shapes = plan(T, N, K, H, C, M, q.dtype, kv.k.dtype, max_q_len=max_q_len, tiling=tiling)
     lanes = shapes[0].row_width
     x = jnp.pad(q, ((0, 0), (0, 0), (0, lanes - H))).reshape(T, K, N // K, lanes)
     scoring = Scoring(scale, sliding_window, softcap, sinks)
@@ -168,8 +167,3 @@ def _attend(x, part: Part, spans, shape: Shape, *, kv, scoring, interpret):
         interpret=interpret,
         name="ragged_paged_attention",
     )(*_tile_table(part, starts, counts, tile_tokens, most), x, *pools, *sinks)
-
-
-def _power_of_two(n: int) -> int:
-    """The smallest that is not below n."""
-    return 1 << (n - 1).bit_length()

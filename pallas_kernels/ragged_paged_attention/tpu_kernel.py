@@ -20,7 +20,8 @@ from pallas_kernels.ragged_paged_attention.tpu_pool import LANES
 from pallas_kernels.ragged_paged_attention.tpu_shape import Memory, Shape, Tiles
 from pallas_kernels.ragged_paged_attention.xla import Scoring
 
-UNROLLED_HEADS = 8
+UNROLLED_HEADS = 8          # at most
+UNROLLED_ROWS = 512         # of all of them; more only compile longer
 LOWEST = -1e30      # a running maximum before any score; finite, so that exp(-inf - it) is 0
 
 
@@ -30,7 +31,8 @@ class Kernel:
     def __init__(self, shape: Shape, scoring: Scoring, tiles: Tiles, memory: Memory, interpret: bool) -> None:
         self.shape, self.scoring, self.tiles, self.memory = shape, scoring, tiles, memory
         # Heads in flight at once, for one's dots hide another's softmax. The interpreter would only compile more.
-        self.unroll = 1 if interpret else min(shape.num_kv_heads, UNROLLED_HEADS)
+        fitting = max(1, UNROLLED_ROWS // (shape.streams * shape.rows))
+        self.unroll = 1 if interpret else min(shape.num_kv_heads, UNROLLED_HEADS, fitting)
         self.precision = lax.Precision.HIGHEST if shape.dot_dtype == jnp.float32 else None
 
     def run(self) -> None:

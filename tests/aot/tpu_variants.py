@@ -19,6 +19,7 @@ from pallas_kernels.ragged_paged_attention.tpu_shape import vmem_bytes
 TOPOLOGIES = {"v5e": "v5e:2x2", "v6e": "v6e:2x2"}
 POOLS = {"bfloat16": jnp.bfloat16, "int8": jnp.int8, "fp8_e4m3": jnp.float8_e4m3fn, "float32": jnp.float32}
 NUM_BLOCKS, MAX_BLOCKS = 4096, 256      # of the pool, and of a sequence
+NUM_SEQS, TOKENS = 64, 1024             # of a step; a decode step has as many tokens as sequences
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,13 @@ def _compile(variant: Variant) -> tuple[Any, int]:
     def array(shape: tuple[int, ...], dtype: Any, where: PartitionSpec) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, where))
 
-    num_seqs = 64
-    tokens = num_seqs if v.decode else 1024
+    tokens = NUM_SEQS if v.decode else TOKENS
     dtype = jnp.float32 if v.pool == "float32" else jnp.bfloat16
     spec = kv_layer_spec(NUM_BLOCKS, v.block_size, v.num_kv_heads, v.head_dim, POOLS[v.pool], "pallas_tpu")
     kv = KVLayer(**{name: array(shape, kind, heads) for name, (shape, kind, _) in spec.items()})
     metadata = AttentionMetadata(*(
         array(shape, jnp.int32, everywhere)
-        for shape in ((tokens,), (num_seqs, MAX_BLOCKS), (num_seqs,), (num_seqs + 1,), ())
+        for shape in ((tokens,), (NUM_SEQS, MAX_BLOCKS), (NUM_SEQS,), (NUM_SEQS + 1,), ())
     ))
     q, k = ((array((tokens, n, v.head_dim), dtype, heads)) for n in (v.num_heads, v.num_kv_heads))
     options = {"scale": v.head_dim**-0.5, "max_q_len": 1 if v.decode else None} | v.options
@@ -129,7 +129,7 @@ def _vmem(variant: Variant) -> int:
     v = variant
     dtype = jnp.float32 if v.pool == "float32" else jnp.bfloat16
     shapes = plan(
-        v.num_heads // v.chips, v.num_kv_heads // v.chips, v.head_dim, v.block_size, MAX_BLOCKS, dtype, POOLS[v.pool],
-        max_q_len=1 if v.decode else None,
+        TOKENS, v.num_heads // v.chips, v.num_kv_heads // v.chips, v.head_dim, v.block_size, MAX_BLOCKS, dtype,
+        POOLS[v.pool], max_q_len=1 if v.decode else None,
     )
     return max(vmem_bytes(shape) for shape in shapes)
