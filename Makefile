@@ -14,13 +14,16 @@ ARGS ?=
 export ACCELERATOR PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve chat test lint bench kernels kernels-tpu clean
+.PHONY: help setup setup-dev setup-test serve chat test lint bench kernels kernels-tpu clean
 
 help:   ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 setup:  ## make .venv and install the engine (again only when pyproject.toml changed)
 	@.ci/setup gguf,server
+
+setup-test:
+	@.ci/setup gguf,test
 
 setup-dev:  ## the same with what the tests and linters need
 	@.ci/setup gguf,dev
@@ -31,7 +34,7 @@ serve: setup  ## serve the demo model (MODEL=... for another) on 127.0.0.1:$(POR
 chat: setup  ## chat with the model in the terminal; prompts come from standard input
 	@.venv/bin/jaxengine chat $(MODEL) $(ARGS)
 
-test: setup-dev  ## run the tests (ARGS=... goes to pytest)
+test: setup-test  ## run the tests (ARGS=... goes to pytest)
 	@.venv/bin/python -m pytest $(ARGS)
 
 lint: setup-dev  ## ruff and pyright

@@ -1,6 +1,7 @@
 """JAX's persistent compilation cache, on by default: the second start compiles nothing."""
 
 import hashlib
+import logging
 import platform
 from pathlib import Path
 
@@ -9,12 +10,14 @@ from jaxlib import version as jaxlib_version
 
 from jaxengine import host_cpu
 
+log = logging.getLogger(__name__)
+
 
 def enable(directory: str | None) -> Path | None:
     """Points JAX at a cache folder, keyed by jaxlib's version, the platform and this CPU's features.
 
     None: the user's cache folder. "": off. A folder that the caller configured in JAX itself is kept.
-    Entries compiled for another CPU crash, hence the key.
+    Entries compiled for another CPU crash, hence the key. A folder that cannot be made is warned of and left unused.
     """
     if directory == "":
         return None
@@ -22,7 +25,11 @@ def enable(directory: str | None) -> Path | None:
         return Path(jax.config.jax_compilation_cache_dir)
     base = Path(directory).expanduser() if directory else Path.home() / ".cache" / "jaxengine" / "xla"
     folder = base / f"{jax.default_backend()}-{jaxlib_version.__version__}-{_cpu_key()}"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("every start compiles anew: the compilation cache %s cannot be used: %s", folder, error.strerror)
+        return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

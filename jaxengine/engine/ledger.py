@@ -53,6 +53,7 @@ class CompileLedger:
     def __init__(self, workers: int = 1, forbid_after_warmup: bool = False) -> None:
         self.entries: dict[Key, Entry] = {}
         self.compiled_after_warmup = 0
+        self.on_wait: Callable[[Key], None] | None = None      # called before a step waits for a compilation
         self._forbid = forbid_after_warmup
         self._warm = False
         self._futures: dict[Key, Future] = {}
@@ -76,7 +77,15 @@ class CompileLedger:
         """The executable, compiled now if it has to be."""
         entry = self.entries[key]
         entry.calls += 1
-        return entry.compiled if entry.compiled is not None else self.start(key).result()
+        if entry.compiled is None:
+            if self.on_wait is not None:
+                self.on_wait(key)
+            return self.start(key).result()
+        return entry.compiled
+
+    @property
+    def is_compiling(self) -> bool:
+        return any(entry.state == "compiling" for entry in self.entries.values())
 
     def is_ready(self, key: Key) -> bool:
         return self.entries[key].compiled is not None

@@ -188,6 +188,7 @@ class LLM:
         done: dict[str, RequestOutput] = {}
         tokens = 0
         with tqdm(total=len(ids), desc="Requests", unit="req", disable=not use_tqdm) as bar:
+            self.engine.ledger.on_wait = lambda key: bar.set_postfix_str(f"compiling {key}")
             for output in self._drain(ids):
                 done[output.request_id] = output
                 bar.update()

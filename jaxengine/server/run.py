@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import socket
 import sys
 import time
 from typing import Any
@@ -26,7 +27,11 @@ def serve(
     model: str, settings: ServerSettings, options: dict[str, Any], *, chat_template: str | None = None,
     accept_terms: bool = False,
 ) -> None:
-    """Listens at once and loads meanwhile. Returns when the server was told to end; raises what ended it else."""
+    """Listens at once and loads meanwhile. Returns when the server was told to end; raises what ended it else.
+
+    Raises ValueError for an address that cannot be listened on.
+    """
+    listener = _listen(settings)
     configure_logging(settings.log_format, settings.log_level)
     ctx = ServerContext(settings, settings.served_model_name or (model,))
     server = Server(ctx)
@@ -47,17 +52,28 @@ def serve(
         return service
 
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(_main(server, load))
+        runner.run(_main(server, listener, load))
     if server.failure is not None:
         raise server.failure
-    if ctx.service is not None:
-        ctx.service.engine.close()
-    else:
+    log.info("stopped")
+    if ctx.service is None or ctx.service.engine.engine.ledger.is_compiling:
         sys.stderr.flush()
-        os._exit(0)      # the thread that loads cannot be stopped otherwise
+        os._exit(0)      # a thread that loads or compiles cannot be stopped otherwise
+    ctx.service.engine.close()
 
 
-async def _main(server: Server, load: Any) -> None:
+def _listen(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen on {_address(settings, settings.port)}: {error.strerror}; choose another --host or --port "
+            "(0 takes a free one)"
+        ) from None
+
+
+async def _main(server: Server, listener: socket.socket, load: Any) -> None:
     async def load_once_listening() -> None:
         while not server.started:
             await asyncio.sleep(0.01)
@@ -65,7 +81,7 @@ async def _main(server: Server, load: Any) -> None:
 
     loading = asyncio.ensure_future(load_once_listening())
     try:
-        await server.serve()
+        await server.serve([listener])
     finally:
         loading.cancel()
 
