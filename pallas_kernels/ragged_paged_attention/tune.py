@@ -29,8 +29,7 @@ from pallas_kernels.ragged_paged_attention.gpu_tuning import Tiles, tiles_for
 
 FOLDER = Path(__file__).parent / "tuned"
 KV_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, jnp.int8)
-SPARE = 1 << 10                      # bytes of shared memory for barriers; and for reductions across warps:
-REDUCTION = 2 << 10
+SPARE = 3 << 10                      # bytes of shared memory for barriers and for exchanges between warps
 BASE = Case("step", (), num_heads=32, num_kv_heads=8, dtype=jnp.bfloat16)
 DECODES = tuple(replace(BASE, name=f"decode {n} x {s}", seqs=((s, 1),) * n, max_q_len=1) for n, s in (
     (4, 8192), (32, 4096), (128, 1024),
@@ -46,7 +45,7 @@ def tile_bytes(tile: DecodeTile | PrefillTile, head_dim: int, kv_dtype: Any) -> 
     widened = 2 * 2 * tile.kv_tile * head_dim if itemsize == 1 else 0
     rings = 2 * tile.stages * tile.kv_tile * (head_dim * itemsize + (4 if itemsize == 1 else 0)) + widened
     if isinstance(tile, DecodeTile):
-        return rings + 2 * 16 * (2 * head_dim + tile.kv_tile) + REDUCTION + SPARE
+        return rings + 2 * 16 * (2 * head_dim + tile.kv_tile) + SPARE
     return rings + 3 * 2 * tile.warpgroups * ROWS * head_dim + SPARE
 
 
@@ -61,7 +60,7 @@ def decode_tiles(head_dim: int, kv_dtype: Any) -> Iterator[DecodeTile]:
 def prefill_tiles(head_dim: int, kv_dtype: Any) -> Iterator[PrefillTile]:
     """Those that fit; a wide head leaves registers for one computing warpgroup, and so does a quantised pool."""
     alone = head_dim == 256 or jnp.dtype(kv_dtype).itemsize == 1
-    for kv_tile, stages, per_sm in itertools.product((64, 128), (2, 3, 4), (1, 2)):
+    for kv_tile, stages, per_sm in itertools.product((64, 128), (1, 2, 3, 4), (1, 2)):
         tile = PrefillTile(kv_tile, stages, 1 if alone else 2, 132 * per_sm)
         if alone and kv_tile == 128:
             continue

@@ -25,22 +25,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="every variant")
     parser.add_argument("--only", choices=("kernels", "steps"), help="one of the two parts")
+    parser.add_argument("--match", default="", metavar="TEXT", help="kernel variants whose name contains this")
     parser.add_argument("--layers", type=int, help="of the models whose steps are compiled [all]")
     args = parser.parse_args()
     failures = 0
     if args.only != "steps":
-        failures += kernels(args.full)
+        failures += kernels(args.full, args.match)
     if args.only != "kernels":
         failures += steps(("qwen3-8b", "llama-3.1-8b") if args.full else ("qwen3-8b",), args.layers)
     print(f"{failures} problems" if failures else "all as it should be")
     return 1 if failures else 0
 
 
-def kernels(full: bool) -> int:
+def kernels(full: bool, match: str) -> int:
     print(f"{'variant':34} {'kernel':18} {'regs':>5} {'spills':>6} {'smem':>8} {'wgmma':>5} {'copies':>6} "
           f"{'MB':>8} {'GFLOP':>8} {'floor us':>8}")
     failures, mesh = 0, h200.mesh(1)
-    for variant in kernel_variants.variants(full):
+    for variant in (v for v in kernel_variants.variants(full) if match in v.case.name):
         machines, memory = kernel_variants.compile_variant(variant, mesh)
         num_bytes, flops, seconds = kernel_variants.floor(variant.case)
         for kernel in machines:

@@ -5,6 +5,7 @@ and a GPU show those. It is slow, so a few small cases stand for the rest, which
 """
 
 import functools
+import sys
 from dataclasses import replace
 
 import jax
@@ -68,6 +69,12 @@ class TestPallasGpu(AttentionSuite):
     @pytest.mark.parametrize("case", [served(DECODE), served(MIXED)], ids=lambda case: case.name)
     def test_writes_only_its_slots(self, case):
         super().test_writes_only_its_slots(case)
+
+    def test_two_warpgroups_take_turns(self, monkeypatch):
+        tiles = replace(TILES, prefill=PrefillTile(kv_tile=64, stages=2, warpgroups=2, ctas=2))
+        monkeypatch.setattr(sys.modules[__name__], "TILES", tiles)
+        seqs = ((37, 1), (150, 70), (20, 20))
+        super().test_matches_float64(served(replace(MIXED, name="two-warpgroups", num_heads=6, seqs=seqs)))
 
     def test_rows_do_not_depend_on_their_neighbours(self):
         """A NaN in one sequence stays there, and the others' rows are what they were, to the bit."""
