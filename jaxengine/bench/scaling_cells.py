@@ -71,7 +71,7 @@ def step_work(cell: Cell) -> StepWork:
     mesh = engine_mesh(ParallelConfig(cell.tensor, cell.data), cfg.num_heads, cfg.num_kv_heads)
     params = abstract_params(module.param_specs(cfg), _dtype(published), mesh)
     runner = _runner(module, published, cell, mesh)
-    pool = _device_bytes(abstract_pool(cfg, runner.memory, mesh))
+    pool = _device_bytes(abstract_pool(cfg, runner.memory, mesh, runner.backend))
     body, body_bytes = _matmul_weights(params.layers)
     head, head_bytes = _matmul_weights(params.embed if params.lm_head is None else params.lm_head)
     decode = cell.step == "decode"
