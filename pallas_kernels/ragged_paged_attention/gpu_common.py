@@ -35,12 +35,11 @@ class Scoring:
 
 
 def swizzled(dtype: Any, width: int) -> tuple[Any, ...]:
-    """Transforms of shared memory [rows, width] that wgmma reads: tiles of 8 rows by 128 bytes at most, swizzled."""
+    """Transforms of shared memory [rows, width]: swizzled tiles of 8 rows by 64 numbers, as wgmma reads 16-bit ones."""
     tiling: Any = plgpu.TilingTransform
     swizzle: Any = plgpu.SwizzleTransform
-    itemsize = jnp.dtype(dtype).itemsize
-    row_bytes = min(128, width * itemsize)
-    return tiling((8, row_bytes // itemsize)), swizzle(row_bytes)
+    assert width % 64 == 0
+    return tiling((8, 64)), swizzle(64 * jnp.dtype(dtype).itemsize)
 
 
 def full(shape: tuple[int, ...], value: float, layout: Any) -> jax.Array:
@@ -102,15 +101,15 @@ def dequantize(stored: Any, scales: Any, out: Any, start: Any, stop: Any) -> Non
 
     Rows outside [start, stop) become zero, whatever they hold. float16 holds fp8_e4m3 and int8 exactly.
     """
-    S, H = stored.shape
-    for row in range(0, S, 64):
-        piece = pl.ds(row, 64)
-        place = row + iota((64, H), 0)
-        scale = plgpu.load(scales.at[piece], layout=PER_ROW, optimized=False)
-        values = plgpu.load(stored.at[piece], layout=plgpu.Layout.WGMMA_UPCAST_2X).astype(jnp.float16)
-        values = plgpu.layout_cast(values, WGMMA).astype(jnp.float32) * across(scale, (64, H), 0)
-        values = jnp.where((place >= start) & (place < stop), values, 0.0)
-        out[piece] = values.astype(out.dtype)
+    for row in range(0, stored.shape[0], 64):
+        place = row + iota((64, 64), 0)
+        seen = (place >= start) & (place < stop)
+        scale = plgpu.load(scales.at[pl.ds(row, 64)], layout=PER_ROW, optimized=False)
+        for column in range(0, stored.shape[1], 64):      # in pieces that take few registers
+            piece = pl.ds(row, 64), pl.ds(column, 64)
+            values = plgpu.load(stored.at[piece], layout=plgpu.Layout.WGMMA_UPCAST_2X).astype(jnp.float16)
+            values = plgpu.layout_cast(values, WGMMA).astype(jnp.float32) * across(scale, (64, 64), 0)
+            out[piece] = jnp.where(seen, values, 0.0).astype(out.dtype)
 
 
 def wait_if(condition: Any, barrier: Any) -> None:
