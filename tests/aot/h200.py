@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from sharding import make_mesh
 
 DESCRIPTION = Path(__file__).with_name("h200.txtpb")
-SMEM_LIMIT = 232_448
+SMEM_LIMIT, SMEM_PER_MULTIPROCESSOR, MULTIPROCESSORS = 232_448, 233_472, 132
 
 
 def devices(count: int) -> list:

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pallas_kernels.ragged_paged_attention import AttentionMetadata, KVLayer, kv_layer_spec, ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.cases import Case
+from pallas_kernels.ragged_paged_attention.gpu_tuning import tiles_for
 
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12      # measured on an H200: device copy, large bfloat16 matmul
 
@@ -102,6 +103,7 @@ def problems(variant: Variant, kernels: list[h200.Machine], memory: Any) -> list
     if {kernel.name for kernel in kernels} != names:
         found.append(f"kernels {sorted(kernel.name for kernel in kernels)}")
     for kernel in kernels:
+        found += crowded(case, kernel)
         if kernel.spill_bytes > variant.spills:
             found.append(f"{kernel.name} spills {kernel.spill_bytes} bytes")
         if kernel.smem_bytes > h200.SMEM_LIMIT:
@@ -112,6 +114,23 @@ def problems(variant: Variant, kernels: list[h200.Machine], memory: Any) -> list
     pool = 2 * (len(case.seqs) * case.max_blocks + 1) * case.block_size * case.num_kv_heads * case.head_dim * itemsize
     if memory.alias_size_in_bytes < pool:
         found.append(f"{memory.alias_size_in_bytes} of the pool's {pool} bytes are updated in place")
-    if memory.temp_size_in_bytes > pool / 2:
+    if memory.temp_size_in_bytes > max(pool / 2, 1 << 26):
         found.append(f"{memory.temp_size_in_bytes} bytes of temporaries beside a pool of {pool}")
     return found
+
+
+def crowded(case: Case, kernel: h200.Machine) -> list[str]:
+    """Whether a multiprocessor holds as many blocks of threads as the tuned sizes mean it to."""
+    tiles = tiles_for(case.head_dim, case.kv_dtype or case.dtype)
+    if kernel.name == "decode_attention":
+        ctas, threads = tiles.decode.ctas, 256
+    elif kernel.name == "prefill_attention":
+        ctas, threads = tiles.prefill.ctas, 128 * (tiles.prefill.warpgroups + 1)
+    else:
+        return []
+    together = -(-ctas // h200.MULTIPROCESSORS)
+    registers = together * threads * (-(-kernel.registers // 8) * 8)
+    smem = together * (kernel.smem_bytes + 1024)
+    if registers > 65_536 or smem > h200.SMEM_PER_MULTIPROCESSOR:
+        return [f"{together} {kernel.name} on a multiprocessor take {registers} registers and {smem} bytes"]
+    return []
