@@ -54,4 +54,4 @@ kernels-tpu:  ## the part of it that compiles for TPUs
 	@.venv-kernels-tpu/bin/python tests/aot/tpu.py $(ARGS)
 
 clean:  ## remove .venv and what tools leave behind
-	rm -rf .venv .venv-floor .venv-kernels .venv-kernels-tpu build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-floor .venv-clients .venv-kernels .venv-kernels-tpu build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
