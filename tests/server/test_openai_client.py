@@ -74,8 +74,8 @@ def test_errors_say_what_is_wrong(client: OpenAI) -> None:
 
 def test_an_error_in_a_stream_is_raised(client: OpenAI) -> None:
     stream = client.completions.create(
-        model="tiny", prompt=["Hello"] * 30, max_tokens=240, stream=True, extra_body={"ignore_eos": True},
-        extra_headers={"X-Request-Timeout": "0.2"},
+        model="tiny", prompt=["Hello"] * 400, max_tokens=240, stream=True, extra_body={"ignore_eos": True},
+        extra_headers={"X-Request-Timeout": "2"},      # time enough for a first token, not for twelve thousand steps
     )
     with pytest.raises(openai.APIError, match="was not done within"):
         list(stream)
