@@ -18,7 +18,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+# There is no chip: nothing to ask about it, and nothing that another process must be kept from.
+os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tpu_variants import VARIANTS, Variant, compile_variant
