@@ -61,6 +61,13 @@ class SamplingParams:
 
     def validate(self) -> None:
         """Raises ValueError naming the field, its value and the range. Vocabulary bounds are the engine's check."""
+        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+        for name, kind in _CONTAINERS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ValueError(f"{name}={value!r} must be a {' or a '.join(k.__name__ for k in kind)}")
         _whole("n", self.n, 1, MAX_N)
         _number("temperature", self.temperature, 0.0, 2.0)
         _whole("top_k", self.top_k, -1, None)
@@ -100,6 +107,12 @@ class SamplingParams:
 
     def replace(self, **changes: Any) -> SamplingParams:
         return replace(self, **changes)
+
+
+_CONTAINERS: dict[str, tuple[type, ...]] = {
+    "stop": (str, list, tuple), "stop_token_ids": (list, tuple, set), "allowed_token_ids": (list, tuple, set),
+    "bad_words": (list, tuple), "logit_bias": (dict,),
+}
 
 
 def _whole(name: str, value: Any, low: int, high: int | None) -> None:
@@ -255,6 +268,10 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(shard.num_tokens for shard in self.shards)
+
+    @property
+    def num_decodes(self) -> int:
+        return sum(shard.num_decodes for shard in self.shards)
 
     @property
     def is_decode(self) -> bool:

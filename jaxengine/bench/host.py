@@ -34,7 +34,7 @@ from jaxengine.tokenizer import Tokenizer, load_tokenizer
 from jaxengine.types import SamplingParams
 
 PROMPT, CONTEXT = 64, 1024      # tokens
-PARTS = [f.name for f in fields(StepStats) if f.name.endswith("_s") and f.name != "wait_s"]
+PARTS = [f.name for f in fields(StepStats) if f.name.endswith("_s") and f.name not in ("wait_s", "step_s")]
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "presence_penalty": 0.2},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -10,6 +10,7 @@ from tqdm import tqdm
 from jaxengine.config import EngineConfig
 from jaxengine.engine.engine import Engine
 from jaxengine.engine.load import load_engine
+from jaxengine.engine.mail import Mail, Outputs
 from jaxengine.engine.output import OutputKind
 from jaxengine.tokenizer import Tokenizer
 from jaxengine.types import RequestOutput, SamplingParams
@@ -28,7 +29,7 @@ class LLM:
 
     model: a demo name, a folder, a .gguf file or a hub id. chat_template: a Jinja template or a path to
     one, in place of the checkpoint's. accept_terms: the licence terms of a gated demo model are accepted.
-    Every other option is a field of EngineConfig or its parts, as `dtype="float32"`.
+    Every other option is a field of EngineConfig or its parts, as `dtype="float32"`. Threads may share an LLM.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class LLM:
             model, EngineConfig.from_options(**options), chat_template=chat_template, accept_terms=accept_terms,
             progress=progress,
         )
+        self._mail = Mail(self._loaded.engine)
 
     @property
     def engine(self) -> Engine:
@@ -91,14 +93,14 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
         output_kind: OutputKind = "cumulative",
-    ) -> Iterator[RequestOutput]:
+    ) -> Outputs:
         """Yields every request's output as it grows. Leaving the loop early aborts what still runs."""
         return self._stream([self._encode(p) for p in _as_list(prompts)], sampling_params, output_kind)
 
     def stream_chat(
         self, messages: list[Message], sampling_params: SamplingParams | None = None, *,
         output_kind: OutputKind = "cumulative", **template_options: Any,
-    ) -> Iterator[RequestOutput]:
+    ) -> Outputs:
         """Like `stream`, for one conversation."""
         return self._stream([self._encode_chat(messages, **template_options)], sampling_params, output_kind)
 
@@ -169,12 +171,15 @@ class LLM:
     ) -> list[str]:
         params = params if params is not None else self.default_sampling_params()
         each = _one_each(params, len(prompts), "sampling_params")
+        for p in each:
+            if not isinstance(p, SamplingParams):
+                raise ValueError(f"sampling_params holds {p!r}, which is not a SamplingParams")
         priorities = _one_each(priority if priority is not None else 0, len(prompts), "priority")
         ids: list[str] = []
         try:
             for (token_ids, text), p, rank in zip(prompts, each, priorities, strict=True):
                 ids.append(self.engine.add_request(token_ids, p, prompt=text, priority=rank, output_kind=kind))
-        except ValueError:
+        except BaseException:
             for request_id in ids:
                 self.engine.abort(request_id)
             raise
@@ -184,12 +189,14 @@ class LLM:
         self, prompts: list[tuple[list[int], str | None]], params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool, priority: list[int] | None,
     ) -> list[RequestOutput]:
-        ids = self._add_all(prompts, params, "final_only", priority)
+        with self._mail.lock:
+            ids = self._add_all(prompts, params, "final_only", priority)
+            outputs = Outputs(self._mail, ids)
         done: dict[str, RequestOutput] = {}
         tokens = 0
         with tqdm(total=len(ids), desc="Requests", unit="req", disable=not use_tqdm) as bar:
             self.engine.ledger.on_wait = lambda key: bar.set_postfix_str(f"compiling {key}")
-            for output in self._drain(ids):
+            for output in outputs:
                 done[output.request_id] = output
                 bar.update()
                 tokens += sum(len(c.token_ids) for c in output.outputs)
@@ -199,22 +206,9 @@ class LLM:
     def _stream(
         self, prompts: list[tuple[list[int], str | None]], params: SamplingParams | Sequence[SamplingParams] | None,
         kind: OutputKind,
-    ) -> Iterator[RequestOutput]:
-        return self._drain(self._add_all(prompts, params, kind))
-
-    def _drain(self, ids: list[str]) -> Iterator[RequestOutput]:
-        """Steps until these requests have ended; they are aborted when the caller leaves early."""
-        running = set(ids)
-        try:
-            while running:
-                for output in self.engine.step():
-                    if output.request_id in running:
-                        if output.finished:
-                            running.discard(output.request_id)
-                        yield output
-        finally:
-            for request_id in running:
-                self.engine.abort(request_id)
+    ) -> Outputs:
+        with self._mail.lock:
+            return Outputs(self._mail, self._add_all(prompts, params, kind))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

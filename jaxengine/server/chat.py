@@ -38,7 +38,9 @@ class ChatCall(Call):
 
         def work() -> list[Job]:
             text = render_chat(service, ctx.settings, request, shape.tools.shown if shape.tools else None)
-            prompts = tokenise(service, request, [text], request.add_special_tokens, "messages")
+            prompts = tokenise(
+                service, request, [text], request.add_special_tokens, "messages", marked=ctx.settings.plain_user_content
+            )
             return make_jobs(service, ctx.settings, prompts, params, _max_tokens(request), request, "messages")
 
         jobs = await with_grammars(service, await ctx.text.run(work), shape.param)

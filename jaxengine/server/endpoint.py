@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -52,7 +52,7 @@ class GenerationEndpoint:
         ctx.serving()
         body = await read_object(ctx, request)
         check_text_queue(ctx)
-        answer = self._answer(scope, receive, send, body, _timeout(request))
+        answer = self._answer(scope, receive, send, body, client_timeout(request))
         if not await until_done_or(disconnected(receive), answer):
             raise ClientLeftError
 
@@ -82,7 +82,7 @@ class AnswerEndpoint:
         await json_response(await self._answer(self._ctx, body))(scope, receive, send)
 
 
-def _timeout(request: Request) -> float | None:
+def client_timeout(request: HTTPConnection) -> float | None:
     """Seconds that the client gives the request, by the header X-Request-Timeout."""
     text = request.headers.get("x-request-timeout")
     if text is None:

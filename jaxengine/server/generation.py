@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import Receive
 
 from jaxengine.engine.async_engine import EngineDeadError, Job, OutputStream, QueueTimeoutError
+from jaxengine.engine.collect import NONE_ALLOWED
 from jaxengine.engine.output import OutputKind
 from jaxengine.server.admission import check_admission
 from jaxengine.server.context import ServerContext
@@ -54,6 +55,8 @@ def running(
 async def _sound(stream: OutputStream) -> AsyncIterator[Batch]:
     async for batch in stream:
         for _, output in batch:
+            if output.error == NONE_ALLOWED:
+                raise bad_request(output.error)
             if output.error is not None:
                 raise failed(f"the model could not go on: {output.error}", "model_error")
         yield batch

@@ -19,6 +19,8 @@ from jaxengine.server.errors import ApiError
 from jaxengine.server.settings import ServerSettings
 
 _RATE_CHECK = 5.0      # seconds between looks at a slow body
+# What the library behind WebSockets takes; it answers nothing to a handshake that is larger.
+_MAX_HANDSHAKE_HEADERS, _MAX_HANDSHAKE_LINE = 100, 8000
 _LINGER = 2.0          # a refused body is read and dropped so long, that the client may see the refusal
 
 
@@ -73,10 +75,28 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_bytes = self._body_bytes = 0
         self._disarm()
         super().on_headers_complete()
+        upgrades = self.parser is not None and self.parser.should_upgrade() and self._should_upgrade()
+        if upgrades and not self._is_handshake():
+            self._refuse(ApiError(400, "a WebSocket is opened by a plain GET without a body"))
+            return
         if self.scope is not None:
             self.scope.setdefault("extensions", {})["jaxengine.cut"] = self.transport.abort  # type: ignore[typeddict-item]
         self._body_start = self.loop.time()
         self._arm(self.settings.body_timeout, self._check_body_rate)
+
+    def _is_handshake(self) -> bool:
+        headers = list(self.scope["headers"])
+        names = {name for name, _ in headers}
+        return (
+            self.scope["method"] == "GET" and {b"content-length", b"transfer-encoding"}.isdisjoint(names)
+            and b"sec-websocket-key" in names and len(headers) <= _MAX_HANDSHAKE_HEADERS
+            and max(len(name) + len(value) for name, value in headers) <= _MAX_HANDSHAKE_LINE
+            and len(self.url) <= _MAX_HANDSHAKE_LINE
+        )
+
+    def handle_websocket_upgrade(self) -> None:
+        if not self._refused:
+            super().handle_websocket_upgrade()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

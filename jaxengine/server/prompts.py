@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jaxengine.engine.async_engine import Job
@@ -56,9 +57,9 @@ def _is_id(item: Any) -> bool:
 
 def tokenise(
     service: ModelService, request: SamplingFields, prompts: list[str | list[int]], add_special_tokens: bool,
-    name: str = "prompt",
+    name: str = "prompt", marked: bool = False,
 ) -> list[TokenisedPrompt]:
-    """Slow: for a thread. Raises ApiError 400."""
+    """Slow: for a thread. marked: texts went through mark_specials. Raises ApiError 400."""
     for prompt in prompts:
         if isinstance(prompt, str) and len(prompt) > service.max_prompt_chars:
             raise _too_long(f"the prompt has {len(prompt)} characters, which are surely more tokens than the "
@@ -66,7 +67,8 @@ def tokenise(
     tokenised = []
     for prompt in prompts:
         text = prompt if isinstance(prompt, str) else None
-        ids = encode_marked(service.tokenizer, prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+        encode = partial(encode_marked, service.tokenizer) if marked else service.tokenizer.encode
+        ids = encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
         for token_id in ids if text is None else ():
             if not 0 <= token_id < service.vocab_size:
                 raise bad_request(f"{name} holds the token id {shown(token_id)}, which is outside the vocabulary of "

@@ -59,6 +59,7 @@ async def detokenize(ctx: ServerContext, body: dict[str, Any]) -> dict[str, Any]
 def _encode(ctx: ServerContext, service: ModelService, request: TokenizeRequest | TokenizeChatRequest) -> list[int]:
     if isinstance(request, TokenizeRequest):
         return service.tokenizer.encode(request.prompt, request.add_special_tokens)
-    return encode_marked(
-        service.tokenizer, render_chat(service, ctx.settings, request), request.add_special_tokens
-    )
+    text = render_chat(service, ctx.settings, request)
+    if ctx.settings.plain_user_content:
+        return encode_marked(service.tokenizer, text, request.add_special_tokens)
+    return service.tokenizer.encode(text, request.add_special_tokens)

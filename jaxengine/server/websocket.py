@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from jaxengine.server.chat import ChatCall
 from jaxengine.server.completions import CompletionCall
 from jaxengine.server.context import ServerContext
+from jaxengine.server.endpoint import client_timeout
 from jaxengine.server.errors import ApiError
 from jaxengine.server.generation import until_done_or
 from jaxengine.server.json_body import parse_object
@@ -33,9 +34,10 @@ class WebSocketEndpoint:
     async def __call__(self, socket: WebSocket) -> None:
         self._check_origin(socket)
         self._ctx.serving()
+        timeout = client_timeout(socket)
         await socket.accept()
         waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
-        await until_done_or(self._read(socket, waiting), self._answer_all(socket, waiting))
+        await until_done_or(self._read(socket, waiting), self._answer_all(socket, waiting, timeout))
 
     def _check_origin(self, socket: WebSocket) -> None:
         """A browser lets any page connect, so the page's origin must be this server or an allowed one."""
@@ -57,20 +59,20 @@ class WebSocketEndpoint:
         except asyncio.QueueFull:
             await socket.close(_TOO_MANY, f"more than {MAX_WAITING} requests are waiting")
 
-    async def _answer_all(self, socket: WebSocket, waiting: asyncio.Queue[str]) -> None:
+    async def _answer_all(self, socket: WebSocket, waiting: asyncio.Queue[str], timeout: float | None) -> None:
         while socket.application_state is WebSocketState.CONNECTED:
             text = await waiting.get()
             try:
-                await self._answer(socket, text)
+                await self._answer(socket, text, timeout)
             except ApiError as error:
                 self._ctx.observer.refused(error)
                 await socket.send_text(error.json())
             except TimeoutError:      # the client reads nothing; uvicorn's pings will find out
                 return
 
-    async def _answer(self, socket: WebSocket, text: str) -> None:
+    async def _answer(self, socket: WebSocket, text: str, timeout: float | None) -> None:
         body = parse_object(text) | {"stream": True}
-        call = await (ChatCall if "messages" in body else CompletionCall).prepare(self._ctx, body)
+        call = await (ChatCall if "messages" in body else CompletionCall).prepare(self._ctx, body, timeout)
         async with aclosing(call.events()) as steps:      # type: ignore[type-var]
             async for step in steps:
                 for event in step:

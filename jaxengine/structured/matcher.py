@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import numpy as np
 
 from jaxengine.structured.vocabulary import GrammarVocabulary
+
+# What a sequence's masks may take. The slowest of the allowed schemas takes some 20 ms a mask.
+_SECONDS, _SECONDS_PER_TOKEN = 1.0, 0.025
+_SLOW = 0.025      # a step's masks that took longer are looked at one by one
 
 
 @dataclass
@@ -31,6 +36,13 @@ class GrammarMatcher:
         self.ended = False
         self.error: str | None = None
         self.num_tokens = 0
+        self._seconds = 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Counts what a mask took to make. An ambiguous grammar takes longer with every token, and fails at last."""
+        self._seconds += seconds
+        if self._seconds > _SECONDS + _SECONDS_PER_TOKEN * self.num_tokens:
+            self._fail("the grammar takes too long to follow; a less ambiguous one may not")
 
     def consume(self, token_id: int) -> None:
         """Takes the sequence's next token, which the last mask allowed."""
@@ -72,8 +84,24 @@ def fill_masks(rows: Sequence[tuple[GrammarMatcher, bool]]) -> np.ndarray:
     vocabulary = rows[0][0]._vocabulary
     masks = np.empty((len(rows), vocabulary.num_mask_words), np.uint32)
     handles = [(matcher._handle, row) for row, (matcher, _) in enumerate(rows)]
+    start = time.perf_counter()
     vocabulary.executor.unsafe_compute_mask_ptr(handles, masks.ctypes.data, masks.shape[1] * 4, len(rows))
+    if (seconds := time.perf_counter() - start) > _SLOW:
+        _charge(handles, rows, seconds, masks)
     masks = masks[:, : len(vocabulary.eos_mask)]
     for mask, (matcher, may_end) in zip(masks, rows, strict=True):
         matcher.settle(mask, may_end)
     return masks
+
+
+def _charge(
+    handles: list[Any], rows: Sequence[tuple[GrammarMatcher, bool]], seconds: float, masks: np.ndarray
+) -> None:
+    """Whose masks took so long: made again one by one where there are several."""
+    if len(rows) == 1:
+        rows[0][0].spend(seconds)
+        return
+    for (handle, _), (matcher, _) in zip(handles, rows, strict=True):
+        start, again = time.perf_counter(), np.empty_like(masks[0])
+        matcher._vocabulary.executor.unsafe_compute_mask_ptr([(handle, 0)], again.ctypes.data, again.nbytes, 1)
+        matcher.spend(time.perf_counter() - start)

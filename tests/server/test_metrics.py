@@ -8,6 +8,7 @@ from scrape import Scrape, change, names, parse, value
 from jaxengine import SamplingParams
 from jaxengine.bench.stand_in import WORDS, StandInRunner
 from jaxengine.config import EngineConfig
+from jaxengine.engine import collect, launch
 from jaxengine.engine import engine as engine_module
 from jaxengine.engine.engine import Engine
 from jaxengine.engine.results import HostResult
@@ -36,7 +37,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(engine_module, "time", clock)
+    for module in (engine_module, launch, collect):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(scheduler_module, "time", clock)
     return clock
 
@@ -187,7 +189,7 @@ def test_a_step_does_not_count_the_time_of_the_one_before_it(clock: Clock, monke
         clock.now += 0.5
         return read(*args)      # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module.HostResult, "read", slow)
+    monkeypatch.setattr(collect.HostResult, "read", slow)
     served = Served(clock)
     served.add([1, 2], THREE.replace(max_tokens=5))
     served.drain()

@@ -37,9 +37,9 @@ class Recorder:
         self.prompt_length, self.output_length = Histogram(prompt), Histogram(prompt)
         self.finished = {reason.value: 0 for reason in FinishReason}
         self.slo = {"ttft": Share(), "itl": Share(), "request": Share()}
-        buckets = engine.runner.buckets
+        buckets, shards = engine.runner.buckets, engine.runner.num_shards
         self.step_time = {
-            (kind, bucket): Histogram(decades(0.0001, 10.0))
+            (kind, shards * bucket): Histogram(decades(0.0001, 10.0))
             for kind, sizes in (("decode", buckets.decode), ("mixed", buckets.mixed)) for bucket in sizes
         }
         self.step_tokens = {kind: Histogram(powers_of_two(most)) for kind in KINDS}
