@@ -99,3 +99,21 @@ def test_old_and_odd_http(wire: Wire) -> None:
     assert wire.raw(two).count(b"HTTP/1.1 200") == 2
     ranged = wire.get("/version", range="bytes=0-0,1-1")
     assert ranged.status == 200
+
+
+UPGRADE = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+KEY = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+MANY = "".join(f"X-{i}: a\r\n" for i in range(130))
+
+
+@pytest.mark.parametrize("head", [
+    f"POST {C} HTTP/1.1\r\nHost: x\r\n{UPGRADE}{KEY}Content-Length: 2\r\n\r\n{{}}",
+    f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}{KEY}Content-Length: 5\r\n\r\nhello",
+    f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n",
+    f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}{KEY}X-Long: {'a' * 20000}\r\n\r\n",
+    f"GET /v1/ws HTTP/1.1\r\nHost: x\r\n{UPGRADE}{KEY}{MANY}\r\n",
+], ids=["post", "body", "no key", "long header", "many headers"])
+def test_a_handshake_that_is_none_is_answered_and_closed(wire: Wire, head: str) -> None:
+    answer = wire.raw(head.encode())
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"error"' in answer

@@ -390,3 +390,11 @@ def test_a_scrape_needs_nothing_from_a_step_under_way() -> None:
     assert value(inside.scrape, "vllm:num_requests_running") == 1
     assert value(inside.scrape, "vllm:generation_tokens_total") < 3
     assert value(served.scrape(), "vllm:generation_tokens_total") == 3
+
+
+def test_steps_of_several_shards_have_a_place() -> None:
+    served = Served()
+    served.engine.runner.num_shards = 2
+    buckets = served.engine.runner.buckets
+    expected = {("decode", 2 * b) for b in buckets.decode} | {("mixed", 2 * b) for b in buckets.mixed}
+    assert set(Recorder(served.engine).step_time) == expected

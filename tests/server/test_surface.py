@@ -394,3 +394,21 @@ def test_request_ids(wire: Wire, sent: str, echoed: bool) -> None:
 
 def test_no_request_compiles_anything(service: ModelService) -> None:
     assert service.engine.engine.ledger.compiled_after_warmup == 0
+
+
+@pytest.mark.parametrize("fields", [
+    {"allowed_token_ids": [64], "logit_bias": {"64": 1}, "bad_words": ["a"]},
+    {"structured_outputs": {"choice": ["ab", "cd"]}, "allowed_token_ids": [5]},
+])
+def test_wishes_that_leave_no_token_are_the_clients_fault(wire: Wire, service: ModelService, fields: dict) -> None:
+    if "bad_words" in fields:
+        fields = fields | {"allowed_token_ids": service.tokenizer.encode("a", add_special_tokens=False)}
+    answer = wire.post(C, {"prompt": "Hi", "max_tokens": 4, "temperature": 0} | fields)
+    assert answer.status == 400
+    assert "no token is allowed" in answer.error["message"]
+
+
+def test_a_noncharacter_is_a_part_of_the_text(wire: Wire) -> None:
+    text = "a\ufdd0b"
+    count = wire.post("/tokenize", {"prompt": text}).json["count"]
+    assert wire.post(C, {"prompt": text, "max_tokens": 1}).json["usage"]["prompt_tokens"] == count
