@@ -196,11 +196,14 @@ class LLM:
         tokens = 0
         with tqdm(total=len(ids), desc="Requests", unit="req", disable=not use_tqdm) as bar:
             self.engine.ledger.on_wait = lambda key: bar.set_postfix_str(f"compiling {key}")
-            for output in outputs:
-                done[output.request_id] = output
-                bar.update()
-                tokens += sum(len(c.token_ids) for c in output.outputs)
-                bar.set_postfix_str(f"{tokens} tokens", refresh=False)
+            try:
+                for output in outputs:
+                    done[output.request_id] = output
+                    bar.update()
+                    tokens += sum(len(c.token_ids) for c in output.outputs)
+                    bar.set_postfix_str(f"{tokens} tokens", refresh=False)
+            finally:
+                self.engine.ledger.on_wait = None      # the bar is gone
         return [done[request_id] for request_id in ids]
 
     def _stream(

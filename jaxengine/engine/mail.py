@@ -23,14 +23,18 @@ class Mail:
         self._boxes.update(dict.fromkeys(request_ids, box))
         return box
 
-    def step(self, box: deque[RequestOutput]) -> None:
-        """Steps the engine unless there is something in `box` by now."""
+    def step(self, box: deque[RequestOutput], running: set[str]) -> bool:
+        """Steps the engine unless there is something in `box` by now. False: none of `running` is there any more.
+
+        The engine's requests are looked at under the lock, since other threads add to them.
+        """
         with self.lock:
             if box:
-                return
+                return True
             for output in self.engine.step():
                 if output.request_id in self._boxes:
                     self._boxes[output.request_id].append(output)
+            return bool(box) or any(request_id in self.engine.requests for request_id in running)
 
     def close(self, request_ids: set[str]) -> None:
         """Ends what still runs of these requests."""
@@ -54,8 +58,7 @@ class Outputs(Iterator[RequestOutput]):
         while not self._box:
             if not self._running:
                 raise StopIteration
-            self._mail.step(self._box)
-            if not self._box and self._running.isdisjoint(self._mail.engine.requests):
+            if not self._mail.step(self._box, self._running):
                 self._running.clear()      # somebody else aborted them
         output = self._box.popleft()
         if output.finished:

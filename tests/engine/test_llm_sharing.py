@@ -35,6 +35,7 @@ def test_threads_share_an_llm(smol: LLM) -> None:
     for thread in threads:
         thread.join(120)
     assert got == expected
+    assert smol.engine.ledger.on_wait is None
 
 
 def test_a_stream_that_nobody_reads_leaves_nothing(smol: LLM) -> None:
