@@ -59,6 +59,14 @@ def test_a_server_that_is_gone(visit: Callable[..., Any]) -> None:
     page.context.set_offline(False)
 
 
+def test_a_server_that_still_compiles(visit: Callable[..., Any], server: ScriptedServer) -> None:
+    server.stats["num_compiling"] = 3
+    page = visit()
+    page.get_by_text("Still compiling (3 left)").wait_for()
+    server.stats["num_compiling"] = 0
+    page.locator("#state").wait_for(state="hidden")
+
+
 def test_a_model_that_is_loading(visit: Callable[..., Any], server: ScriptedServer) -> None:
     loaded, server.stats = server.stats, {"status": "loading", "model": "tiny"}
     page = visit(quiet=False)
