@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from wire import Wire
 
-from jaxengine.structured.compiler import CompiledGrammar
+from jaxengine.server.model_service import ModelService
+from jaxengine.structured.compiler import CompiledGrammar, GrammarCompiler
 from jaxengine.structured.matcher import GrammarMatcher
 
 pytestmark = pytest.mark.usefixtures("unharmed")
@@ -195,3 +196,19 @@ def test_a_grammar_that_fails_on_the_way_is_the_clients_fault(
     assert error["message"] == "structured_outputs: the grammar is too complex at this point of the output"
     assert error["type"] == "invalid_request_error"
     assert answer.status == (200 if stream else 400)
+
+
+def test_waiting_too_long_for_a_grammar(serve: Any, service: ModelService, monkeypatch: pytest.MonkeyPatch):
+    gate, compile_one = threading.Event(), GrammarCompiler._compile
+
+    def slow(self: GrammarCompiler, outputs: Any) -> Any:
+        gate.wait(30)
+        return compile_one(self, outputs)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+    with serve(max_queue_wait=0.05) as wire:
+        answer = chat(wire, structured_outputs={"choice": ["late"]})
+        gate.set()
+        assert (answer.status, answer.error["code"]) == (429, "queue_full")
+        assert "waited 0.05 s for its grammar" in answer.error["message"]
+        assert int(answer.headers["retry-after"]) >= 1
