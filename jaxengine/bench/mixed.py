@@ -40,9 +40,10 @@ def measure(args: argparse.Namespace) -> Report:
     engine = engine_for(args, max_num_seqs=max(args.requests), max_model_len=256, enable_prefix_caching=False)
     workloads = {n: mixed(n, engine.runner.cfg.vocab_size) for n in args.requests}
     variants: dict[Any, Any] = {n: partial(drive, engine, workloads[n]) for n in args.requests}
+    alternate(variants, 0)      # a peer's command warms itself up, and may take minutes to do so
     for name, command in commands.items():
         variants[name] = partial(peer.output_rates, command, args.requests)
-    results = alternate(variants, repeats(args))
+    results = alternate(variants, repeats(args), warmup=0)
     rows = []
     for n in args.requests:
         waste = pool_waste(engine, workloads[n])

@@ -59,8 +59,10 @@ def measure(args: argparse.Namespace) -> Report:
     machine = Machine(**{field.name: getattr(args, field.name) for field in fields(Machine)})
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    works = _complete(cells, out / "results.jsonl")
-    rows = [_row(cell, works[cell.id], machine) for cell in cells]
+    works, refused = _complete(cells, out / "results.jsonl")
+    rows = [_row(cell, works[cell.id], machine) for cell in cells if cell.id in works]
+    if not rows:
+        raise ValueError("; ".join(dict.fromkeys(refused.values())))
     (out / "env.json").write_text(json.dumps(environment() | {"machine": asdict(machine)}, indent=2) + "\n")
     with open(out / "results.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -72,6 +74,8 @@ def measure(args: argparse.Namespace) -> Report:
         "table": out / "results.csv",
         "plot": draw(rows, out / "plot.png"),
     }
+    if refused:
+        facts["left out"] = "; ".join(f"{cell.model} {cell.data}x{cell.tensor}" for cell in cells if cell.id in refused)
     return Report("scaling", rows, facts)
 
 
@@ -94,15 +98,16 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
     return cells
 
 
-def _complete(cells: list[Cell], file: Path) -> dict[str, StepWork]:
-    """Every cell's work by its id: what the file holds, and the rest from a process with that many devices."""
-    works = {}
+def _complete(cells: list[Cell], file: Path) -> tuple[dict[str, StepWork], dict[str, str]]:
+    """By the cells' ids: their work, which the file holds or a process with that many devices tells; and for those
+    that the mesh cannot hold, why."""
+    works, refused = {}, {}
     for line in file.read_text().splitlines() if file.exists() else ():
         kept = json.loads(line)
         works[kept["id"]] = _as_work(kept["work"])
     missing = [cell for cell in cells if cell.id not in works]
     if not missing:
-        return works
+        return works, refused
     devices = max(cell.data * cell.tensor for cell in missing)
     flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     with (
@@ -121,10 +126,15 @@ def _complete(cells: list[Cell], file: Path) -> dict[str, StepWork]:
             answer = process.stdout.readline()
             if not answer:
                 raise RuntimeError(f"{cell} could not be lowered; the reason stands above")
-            works[cell.id] = _as_work(json.loads(answer))
-            kept.write(json.dumps({"id": cell.id, "cell": asdict(cell), "work": json.loads(answer)}) + "\n")
+            work = json.loads(answer)
+            if "refused" in work:
+                refused[cell.id] = work["refused"]
+                print(f"left out: {work['refused']}", file=sys.stderr, flush=True)
+                continue
+            works[cell.id] = _as_work(work)
+            kept.write(json.dumps({"id": cell.id, "cell": asdict(cell), "work": work}) + "\n")
             kept.flush()
-    return works
+    return works, refused
 
 
 def _as_work(plain: dict[str, Any]) -> StepWork:

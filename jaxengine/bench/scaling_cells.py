@@ -1,7 +1,7 @@
 """What one device does in a step of a model on a mesh, from the step lowered for as many fake devices.
 
-Run as a program it reads cells from standard input, one JSON object a line, and prints each one's StepWork. No
-array is allocated: shapes alone are compiled.
+Run as a program it reads cells from standard input, one JSON object a line, and prints each one's StepWork, or
+why there is none as {"refused": str}. No array is allocated: shapes alone are compiled.
 """
 
 from __future__ import annotations
@@ -154,7 +154,11 @@ def _device_bytes(tree: Any) -> int:
 
 def main(lines: Iterable[str]) -> None:
     for line in lines:
-        print(json.dumps(asdict(step_work(Cell(**json.loads(line))))), flush=True)
+        try:
+            answer = asdict(step_work(Cell(**json.loads(line))))
+        except ValueError as error:
+            answer = {"refused": str(error)}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

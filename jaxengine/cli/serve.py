@@ -61,7 +61,7 @@ FLAGS = {
     "tool_call_parser": Flag("how the model writes tool calls: auto, none, hermes, llama3_json or mistral"),
     "reasoning_parser": Flag("how the model marks its reasoning: auto, none or think"),
     "max_queue_len": Flag("requests that may wait; more are answered 429"),
-    "max_queue_wait": Flag("seconds that a request may wait for its first step"),
+    "max_queue_wait": Flag("seconds that a request may wait for its grammar, and for its first step"),
     "request_timeout": Flag("seconds from arrival to the last token (default: any)"),
     "text_threads": Flag("threads that tokenise and render templates"),
     "max_connections": Flag("open connections"),

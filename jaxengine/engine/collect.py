@@ -12,12 +12,11 @@ from jaxengine.engine.stats import TokensRead
 from jaxengine.scheduler import Scheduler
 from jaxengine.structured import GrammarMatcher
 from jaxengine.tokenizer import Tokenizer
-from jaxengine.types import FinishReason, SamplingParams, Sequence
+from jaxengine.types import FinishReason, Sequence
 
 NOT_FINITE = "a logit of the model is not finite"
 NONE_ALLOWED = (
-    "no token is allowed: allowed_token_ids, bad_words, min_tokens, logit_bias and the grammar together leave none "
-    "(or a logit of the model is not finite)"
+    "no token is allowed: allowed_token_ids, bad_words, min_tokens, logit_bias and the grammar together leave none"
 )
 
 
@@ -57,8 +56,9 @@ class Collector:
         if grammar is not None and (grammar.ended or grammar.error):      # before this token: it was not to be
             self._end_by_grammar(seq, state, grammar)
             return
-        if not result.finite[i]:
-            state.error = NOT_FINITE if grammar is None and not _restricts(seq.request.params) else NONE_ALLOWED
+        sound = result.finite[i] and (result.allowed is None or result.allowed[i])
+        if not sound:
+            state.error = NONE_ALLOWED if result.finite[i] else NOT_FINITE
             self.scheduler.finish(seq, FinishReason.ERROR, register=False)
             return
         token_id = result.token_ids[i]
@@ -106,11 +106,6 @@ class Collector:
 
     def _text(self, token_id: int) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.token_text(token_id)
-
-
-def _restricts(params: SamplingParams) -> bool:
-    """Whether the request's own wishes can leave no token."""
-    return bool(params.allowed_token_ids or params.bad_words or params.min_tokens or params.logit_bias)
 
 
 def _note_time(seq: Sequence, state: RequestState, read: TokensRead) -> None:

@@ -84,8 +84,10 @@ class CompileLedger:
         return entry.compiled
 
     @property
-    def is_compiling(self) -> bool:
-        return any(entry.state == "compiling" for entry in self.entries.values())
+    def num_pending(self) -> int:
+        """Executables that were asked for and are not ready yet."""
+        with self._lock:
+            return sum(not future.done() for future in self._futures.values())
 
     def is_ready(self, key: Key) -> bool:
         return self.entries[key].compiled is not None

@@ -42,13 +42,15 @@ class HostResult:
 
     token_ids: list[int]
     finite: list[bool]
+    allowed: list[bool] | None
     logprobs: HostLogprobs | None
 
     @classmethod
     def read(cls, result: SampleResult, wants_logprobs: bool, places: np.ndarray | None = None) -> HostResult:
         """Waits for the device. places: the rows to take, in order; None: all."""
         logprobs = HostLogprobs.read(result, places) if wants_logprobs else None
-        return cls(_taken(result.ids, places).tolist(), _taken(result.finite, places).tolist(), logprobs)
+        allowed = None if result.allowed is None else _taken(result.allowed, places).tolist()
+        return cls(_taken(result.ids, places).tolist(), _taken(result.finite, places).tolist(), allowed, logprobs)
 
 
 def _taken(values: Any, places: np.ndarray | slice | None) -> np.ndarray:

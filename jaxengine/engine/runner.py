@@ -51,7 +51,8 @@ class Runner:
         self.backend, self.backend_reason = resolve_backend(
             config.attention_backend, platform=device.platform, head_dim=cfg.head_dim,
             block_size=config.cache.block_size, dtype=jnp.dtype(kv_dtype_of(config, dtype)), query_dtype=dtype,
-            group=cfg.num_heads // cfg.num_kv_heads, compute_capability=getattr(device, "compute_capability", None),
+            group=cfg.num_heads // cfg.num_kv_heads // mesh.shape["group"],
+            compute_capability=getattr(device, "compute_capability", None),
         )
         self.memory: MemoryPlan = plan_memory(cfg, params, config, max_model_len, dtype, mesh, self.backend)
         if self.memory.pool_tokens < max_model_len:

@@ -61,12 +61,14 @@ class ScoreResult:
 
 @struct.dataclass
 class SampleResult:
-    """Sampled ids. `finite` is False where the row's logits hold a NaN or an infinity, or where nothing is
-    allowed; such a row's id lies within the vocabulary but means nothing. The rest is as in ScoreResult, for
-    `ids`: from the full sampler, in rows that asked for it."""
+    """Sampled ids. `finite` is False where the row's logits hold a NaN or an infinity, `allowed` where masks and
+    biases leave no token; such a row's id lies within the vocabulary but means nothing. All but the first two come
+    from the full sampler alone, and log-probabilities, as in ScoreResult and for `ids`, in rows that asked for
+    them."""
 
     ids: jax.Array                           # int32[R]
     finite: jax.Array                        # bool[R]
+    allowed: jax.Array | None = None         # bool[R]
     logprob: jax.Array | None = None
     rank: jax.Array | None = None
     top_ids: jax.Array | None = None
@@ -208,12 +210,12 @@ def _chunk_rows(rows: int, vocab: int) -> int:
 def _sample_rows(raw: jax.Array, state: SamplerState, batch: SamplingBatch) -> SampleResult:
     edited = lax.cond(batch.edits.any(), lambda: _edit(raw, state, batch), lambda: raw)
     peak, best = peaks(edited)
-    finite = _finite(raw) & jnp.isfinite(peak)
-    ids = draw(edited, peak, best, batch, finite)
+    finite, allowed = _finite(raw), jnp.isfinite(peak)
+    ids = draw(edited, peak, best, batch, finite & allowed)
     logprobs = lax.cond(
         batch.wants_logprobs.any(), lambda: _token_logprobs(raw, ids), lambda: _no_logprobs(len(raw))
     )
-    return SampleResult(ids, finite, **vars(logprobs))
+    return SampleResult(ids, finite, allowed, **vars(logprobs))
 
 
 def _finite(logits: jax.Array) -> jax.Array:

@@ -43,7 +43,7 @@ class ChatCall(Call):
             )
             return make_jobs(service, ctx.settings, prompts, params, _max_tokens(request), request, "messages")
 
-        jobs = await with_grammars(service, await ctx.text.run(work), shape.param)
+        jobs = await with_grammars(service, await ctx.text.run(work), shape.param, ctx.settings.max_queue_wait)
         return cls(ctx, service, request, jobs, timeout, shape)
 
     def __init__(

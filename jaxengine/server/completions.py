@@ -44,7 +44,9 @@ class CompletionCall(Call):
                 tokenised = [_with_text(service, request, prompt) for prompt in tokenised]
             return make_jobs(service, ctx.settings, tokenised, params, request.max_tokens, request)
 
-        jobs = await with_grammars(service, await ctx.text.run(work), form[1] if form else None)
+        jobs = await with_grammars(
+            service, await ctx.text.run(work), form[1] if form else None, ctx.settings.max_queue_wait
+        )
         return cls(ctx, service, request, jobs, timeout)
 
     def __init__(self, *args: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Receive
 
 from jaxengine.engine.async_engine import EngineDeadError, Job, OutputStream, QueueTimeoutError
-from jaxengine.engine.collect import NONE_ALLOWED
+from jaxengine.engine.collect import NOT_FINITE
 from jaxengine.engine.output import OutputKind
 from jaxengine.server.admission import check_admission
 from jaxengine.server.context import ServerContext
@@ -55,10 +55,10 @@ def running(
 async def _sound(stream: OutputStream) -> AsyncIterator[Batch]:
     async for batch in stream:
         for _, output in batch:
-            if output.error == NONE_ALLOWED:
-                raise bad_request(output.error)
-            if output.error is not None:
+            if output.error == NOT_FINITE:
                 raise failed(f"the model could not go on: {output.error}", "model_error")
+            if output.error is not None:      # what the request itself asked for could not be followed to the end
+                raise bad_request(output.error)
         yield batch
 
 

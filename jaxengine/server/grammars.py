@@ -6,21 +6,26 @@ import asyncio
 from dataclasses import replace
 
 from jaxengine.engine.async_engine import Job
-from jaxengine.server.errors import bad_request
+from jaxengine.server.errors import bad_request, overloaded
 from jaxengine.server.model_service import ModelService
 from jaxengine.structured import GrammarError
 
 
-async def with_grammars(service: ModelService, jobs: list[Job], param: str | None) -> list[Job]:
+async def with_grammars(
+    service: ModelService, jobs: list[Job], param: str | None, max_wait: float
+) -> list[Job]:
     """The jobs, which share their parameters, with their grammar. param: the field that asked for it.
 
-    Raises ApiError 400 for a grammar that cannot be compiled, or not within its time.
+    max_wait: seconds that it may wait for others' grammars and its own. Raises ApiError 400 for a grammar that
+    cannot be compiled, or not within its own time, and 429 where those before it took too long.
     """
     compiling = service.engine.engine.compile_grammar(jobs[0].params)
     if compiling is None:
         return jobs
     try:
-        grammar = await asyncio.wrap_future(compiling)
+        grammar = await asyncio.wait_for(asyncio.wrap_future(compiling), max_wait)
+    except TimeoutError:
+        raise overloaded(f"the request waited {max_wait:g} s for its grammar to be compiled", 10) from None
     except GrammarError as error:
         raise bad_request(f"{_subject(param, error)}: {error.reason}", param) from None
     except ValueError as error:

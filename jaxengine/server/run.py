@@ -56,7 +56,7 @@ def serve(
     if server.failure is not None:
         raise server.failure
     log.info("stopped")
-    if ctx.service is None or ctx.service.engine.engine.ledger.is_compiling:
+    if ctx.service is None or ctx.service.engine.engine.ledger.num_pending:
         sys.stderr.flush()
         os._exit(0)      # a thread that loads or compiles cannot be stopped otherwise
     ctx.service.engine.close()

@@ -86,6 +86,18 @@ def test_what_is_done_is_not_done_again(model: str, tmp_path: Path, monkeypatch:
         measure(model, tmp_path / "out", "--meshes", "1x1", "--steps", "prefill", "--chunk", "32")
 
 
+@pytest.mark.slow
+def test_a_mesh_that_heads_cannot_be_split_over_is_left_out(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    report = measure(model, tmp_path / "out", "--meshes", "1x3,1x2", "--steps", "decode")
+    assert [row["tensor"] for row in report.rows] == [2]
+    assert report.facts["left out"] == f"{model} 1x3"
+    assert "tensor_parallel_size=3 cannot split the model's 4 query heads over 2 KV heads" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="tensor_parallel_size=3 cannot split"):
+        measure(model, tmp_path / "out", "--meshes", "1x3", "--steps", "decode")
+
+
 def test_an_id_follows_the_model_and_not_its_name(model: str, tmp_path: Path):
     copy = tmp_path / "copy.json"
     copy.write_text(Path(model).read_text())

@@ -1,5 +1,8 @@
 """The compile ledger on functions that compile in no time."""
 
+import threading
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -54,3 +57,21 @@ def test_a_failing_compilation_is_reported_again() -> None:
         with pytest.raises(ValueError, match="bad shapes"):
             ledger.get(Key("broken"))
     assert ledger.rows()[0]["state"] == "failed"
+
+
+def test_what_is_asked_for_is_pending_until_it_is_ready() -> None:
+    ledger, gate = CompileLedger(), threading.Event()
+
+    def slow() -> Any:
+        assert gate.wait(30)
+        return jax.jit(jnp.sin).lower(1.0)
+
+    for at in range(3):
+        ledger.plan(Key("slow", at), "", slow)
+    assert ledger.num_pending == 0
+    futures = [ledger.start(Key("slow", at)) for at in range(2)]
+    assert ledger.num_pending == 2
+    gate.set()
+    for future in futures:
+        future.result()
+    assert ledger.num_pending == 0

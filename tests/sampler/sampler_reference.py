@@ -87,6 +87,6 @@ def draws(logits: np.ndarray, params: SamplingParams, number: int, sample_index:
         inputs = same_rows(params, np.arange(start, start + ROWS), sample_index=sample_index)
         fresh = sampler.init_state(ROWS, VOCAB) if state is None else state()
         result, _ = call("sample", x, fresh, inputs)
-        assert bool(result.finite.all())
+        assert bool(result.finite.all() and result.allowed.all())
         ids.append(np.asarray(result.ids))
     return np.concatenate(ids)

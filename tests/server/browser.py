@@ -32,7 +32,7 @@ def find_chromium() -> str:
 
 
 @contextmanager
-def serve(app: ASGIApp) -> Iterator[str]:
+def serve_app(app: ASGIApp) -> Iterator[str]:
     """Serves an app on a free port of this machine; yields its address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

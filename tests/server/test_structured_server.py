@@ -7,8 +7,13 @@ import time
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from wire import Wire
+
+from jaxengine.server.model_service import ModelService
+from jaxengine.structured.compiler import CompiledGrammar, GrammarCompiler
+from jaxengine.structured.matcher import GrammarMatcher
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 C, H = "/v1/completions", "/v1/chat/completions"
@@ -171,3 +176,39 @@ def test_c9_others_are_served_while_a_grammar_compiles(wire: Wire):
     assert served >= 3
     assert (slow[0].status, slow[0].error["param"]) == (400, "structured_outputs")
     assert "too complex" in slow[0].error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_fails_on_the_way_is_the_clients_fault(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    class Failing(GrammarMatcher):
+        def settle(self, mask: np.ndarray, may_end: bool) -> None:
+            super().settle(mask, may_end)
+            if self.num_tokens == 3:
+                self._fail("the grammar is too complex at this point of the output")
+                mask[:] = 0
+
+    monkeypatch.setattr(CompiledGrammar, "matcher", lambda self: Failing(
+        self.handle.deep_copy(), self.vocabulary, self.wear))
+    answer = chat(wire, structured_outputs={"choice": [f"doomed {stream}"]}, stream=stream)
+    error = answer.events[-1]["error"] if stream else answer.error
+    assert error["message"] == "structured_outputs: the grammar is too complex at this point of the output"
+    assert error["type"] == "invalid_request_error"
+    assert answer.status == (200 if stream else 400)
+
+
+def test_waiting_too_long_for_a_grammar(serve: Any, service: ModelService, monkeypatch: pytest.MonkeyPatch):
+    gate, compile_one = threading.Event(), GrammarCompiler._compile
+
+    def slow(self: GrammarCompiler, outputs: Any) -> Any:
+        gate.wait(30)
+        return compile_one(self, outputs)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+    with serve(max_queue_wait=0.05) as wire:
+        answer = chat(wire, structured_outputs={"choice": ["late"]})
+        gate.set()
+        assert (answer.status, answer.error["code"]) == (429, "queue_full")
+        assert "waited 0.05 s for its grammar" in answer.error["message"]
+        assert int(answer.headers["retry-after"]) >= 1

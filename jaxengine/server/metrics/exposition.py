@@ -82,4 +82,5 @@ class Exposition(Collector):
             "generation_tokens": recorder.generation_tokens,
             "prefix_cache_queries": blocks.num_queried_tokens,
             "prefix_cache_hits": blocks.num_hit_tokens,
+            "num_compiling": engine.ledger.num_pending,      # an answer may have to wait for one of them
         }

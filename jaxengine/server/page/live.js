@@ -22,7 +22,8 @@ const STATES = {
 
 function showSnapshot(now) {
   serverStatus = now.status;
-  show("state", STATES[now.status] ?? "");
+  const compiling = now.num_compiling ? `Still compiling (${now.num_compiling} left): an answer may pause.` : "";
+  show("state", STATES[now.status] ?? compiling);
   if (now.generation_tokens === undefined) return;      // still loading
   const seconds = lastSnapshot ? now.time - lastSnapshot.time : 0;
   if (seconds > 0) {
