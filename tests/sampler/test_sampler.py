@@ -106,7 +106,8 @@ def test_a_row_with_nothing_allowed_is_flagged(rng: np.random.Generator) -> None
     mask[7] = 0
     inputs = SampleInputs(inputs.rows, inputs.bias, mask)
     result, _ = call("sample", random_logits(rng), sampler.init_state(ROWS, VOCAB), inputs)
-    assert np.flatnonzero(~np.asarray(result.finite)).tolist() == [7]
+    assert np.flatnonzero(~np.asarray(result.allowed)).tolist() == [7]
+    assert np.asarray(result.finite).all()
     assert set(np.delete(np.asarray(result.ids), 7).tolist()) == {3}
 
 
