@@ -42,6 +42,8 @@ def _dot(x: jax.Array, weight: jax.Array) -> jax.Array:
         return jnp.einsum("tk,nk->tn", x, weight)
 
     def widened(x: jax.Array, weight: jax.Array) -> jax.Array:
+        # Tied to x, or XLA widens every layer's weights at the step's start and holds them all to its end.
+        x, weight = jax.lax.optimization_barrier((x, weight))
         wide = jax.lax.optimization_barrier(weight.astype(jnp.float32))
         return plain(x.astype(jnp.float32), wide).astype(x.dtype)
 
