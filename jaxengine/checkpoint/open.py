@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -29,7 +30,9 @@ def open_checkpoint(
     """
     name = os.fspath(model)
     if name in demo_models():
-        return open_gguf(fetch_demo(demo_models()[name], accept_terms, cache_dir, progress))
+        demo = demo_models()[name]
+        checkpoint = open_gguf(fetch_demo(demo, accept_terms, cache_dir, progress))
+        return replace(checkpoint, generation_config=checkpoint.generation_config | demo.generation_config)
     path = Path(name).expanduser()
     if name and path.is_dir():
         return _open_folder(path)

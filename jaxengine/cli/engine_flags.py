@@ -101,10 +101,21 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
+def read_template(args: argparse.Namespace) -> str | None:
+    """The text of --chat-template's file. Raises ValueError where it cannot be read."""
+    if not args.chat_template:
+        return None
+    try:
+        return Path(args.chat_template).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ValueError(f"--chat-template {args.chat_template}: {reason}") from None
+
+
 def open_llm(args: argparse.Namespace) -> LLM:
     """Loads MODEL as the flags say. Wrong values are told before jax is imported or a model is fetched."""
     options = engine_options(args)
-    template = Path(args.chat_template).read_text() if args.chat_template else None
+    template = read_template(args)
     llm = jaxengine.LLM(args.model, chat_template=template, accept_terms=accepts_terms(args), **options)
     gc.freeze()      # what is loaded stays: a full collection over it would stop a step for some 75 ms
     return llm

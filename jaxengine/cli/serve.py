@@ -13,11 +13,10 @@ import argparse
 import os
 from dataclasses import MISSING, fields
 from importlib import import_module
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from jaxengine.cli import CommandError
-from jaxengine.cli.engine_flags import accepts_terms, add_model_arguments, engine_options
+from jaxengine.cli.engine_flags import accepts_terms, add_model_arguments, engine_options, read_template
 from jaxengine.cli.flags import Flag, add_flag, byte_count, given
 from jaxengine.server.settings import ServerSettings
 
@@ -98,7 +97,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
 def run(args: argparse.Namespace) -> int:
     settings = server_settings(args)
     options = {"warmup": "background"} | engine_options(args)
-    template = Path(args.chat_template).read_text() if args.chat_template else None
+    template = read_template(args)
     try:
         serve = import_module("jaxengine.server.run").serve
     except ModuleNotFoundError as error:

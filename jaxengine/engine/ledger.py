@@ -143,6 +143,9 @@ class CompileLedger:
                  "temp_bytes", "code_bytes", "calls")
         return [{"name": str(e.key)} | {n: getattr(e, n) for n in names} for e in self.entries.values()]
 
+    def __str__(self) -> str:
+        return self.table()
+
     def table(self) -> str:
         """The ledger as text: seconds to compile, GFLOP and MB by XLA's reckoning."""
         heads = ("executable", "state", "seconds", "GFLOP", "temp MB", "alias MB", "calls", "shapes")

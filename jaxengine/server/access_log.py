@@ -84,10 +84,16 @@ def configure_logging(form: str = "auto", level: str = "info", stream: TextIO | 
     if form == "auto":
         form = "text" if handler.stream.isatty() else "json"
     handler.setFormatter(LineFormatter(form))
+    handler.addFilter(_is_news)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("jaxengine").setLevel(level.upper())
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """uvicorn takes a WebSocket handshake that was refused with a response for one that nobody answered."""
+    return record.name != "uvicorn.error" or "without completing handshake" not in record.getMessage()
 
 
 def _cut(value: Any, limit: int) -> Any:

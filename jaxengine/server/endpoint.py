@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from jaxengine.server.admission import check_text_queue
 from jaxengine.server.call import Call
 from jaxengine.server.context import ServerContext
-from jaxengine.server.errors import bad_request
+from jaxengine.server.errors import ClientLeftError, bad_request
 from jaxengine.server.generation import disconnected, until_done_or
 from jaxengine.server.json_body import parse_object, read_body
 from jaxengine.server.observer import Work
@@ -24,10 +24,6 @@ Prepare = Callable[[ServerContext, dict[str, Any], float | None], Awaitable[Call
 Answer = Callable[[ServerContext, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 _SMALL_BODY = 64 * 1024      # below it, parsing takes less than a hop to another thread
-
-
-class ClientLeftError(Exception):
-    """Nobody reads the answer any more."""
 
 
 def json_response(body: Any, status: int = 200) -> Response:

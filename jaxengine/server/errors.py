@@ -42,6 +42,10 @@ class ApiError(Exception):
         return Response(self.json(), self.status, self.headers, "application/json")
 
 
+class ClientLeftError(Exception):
+    """Nobody reads the answer any more."""
+
+
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 

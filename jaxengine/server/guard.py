@@ -18,8 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxengine.server.context import ServerContext
-from jaxengine.server.endpoint import ClientLeftError
-from jaxengine.server.errors import ApiError, shown
+from jaxengine.server.errors import ApiError, ClientLeftError, shown
 from jaxengine.server.observer import Exchange
 
 log = logging.getLogger(__name__)

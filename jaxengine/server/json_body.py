@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import Request
 
-from jaxengine.server.errors import ApiError, bad_request
+from jaxengine.server.errors import ApiError, ClientLeftError, bad_request, shown
 
 _NOT_JSON = "the body is not valid JSON"
 JSON_TYPES = ("application/json",)
@@ -20,7 +20,7 @@ JSON_TYPES = ("application/json",)
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body. Raises ApiError 413 as soon as more than `limit` bytes are announced or have come, and
-    415 for another content type or any content encoding."""
+    415 for another content type or any content encoding; ClientLeftError where the connection ends before it."""
     headers = request.headers
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in JSON_TYPES:
@@ -34,7 +34,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise ApiError(400, "the connection closed before the body was complete")
+            raise ClientLeftError      # or was told already that what it sent is no HTTP
         body += message.get("body", b"")
         if len(body) > limit:
             raise _too_large(limit)
@@ -54,8 +54,12 @@ def parse_object(body: bytes | str) -> dict[str, Any]:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise bad_request("the body holds half of a surrogate pair; send whole Unicode characters") from None
-    except (ValueError, RecursionError):
-        raise bad_request(_NOT_JSON) from None
+    except json.JSONDecodeError as error:
+        raise bad_request(f"{_NOT_JSON}: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
+    except ValueError as error:      # of those below, or Python's own for an integer of thousands of digits
+        raise bad_request(f"{_NOT_JSON}: {_reason(error)}") from None
     if not isinstance(value, dict):
         raise bad_request("the body must be a JSON object")
     return value
@@ -65,12 +69,20 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"the body is larger than {limit} bytes")
 
 
+class _NoNumberError(ValueError):
+    """What JSON has no number for."""
+
+
+def _reason(error: ValueError) -> str:
+    return str(error) if isinstance(error, _NoNumberError) else "a number has too many digits"
+
+
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(name)
+    raise _NoNumberError(f"{name} is not a number of JSON")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(text)
+        raise _NoNumberError(f"{shown(text)} is out of range")
     return value

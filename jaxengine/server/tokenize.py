@@ -37,6 +37,8 @@ class DetokenizeRequest(StrictModel):
 async def tokenize(ctx: ServerContext, body: dict[str, Any]) -> dict[str, Any]:
     service = ctx.serving()
     is_chat = body.get("messages") is not None
+    if is_chat and body.get("prompt") is not None:
+        raise bad_request("give either prompt or messages", "prompt")
     request = TokenizeChatRequest.read(body) if is_chat else TokenizeRequest.read(body)
     ctx.model_name(request.model)
     ids = await ctx.text.run(lambda: _encode(ctx, service, request))

@@ -294,6 +294,11 @@ def test_a_row_that_is_not_finite_fails_alone(smol: LLM, monkeypatch: pytest.Mon
     assert engine.ledger.compiled_after_warmup == 0
 
 
+def test_the_demo_brings_its_makers_advice(smol: LLM) -> None:
+    params = smol.get_default_sampling_params()
+    assert (params.temperature, params.top_p, params.top_k) == (0.2, 0.9, 0)
+
+
 def test_streaming(smol: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=12)
     whole = smol.generate("Once upon a time", params, use_tqdm=False)[0].outputs[0]

@@ -2,11 +2,11 @@
 
 Both serve the same folder, which --write makes. vLLM's CPU build as the other one, for example:
 
-  PYTHONPATH=tests/checkpoint python tests/server/differential.py --write /tmp/ascii
+  python tests/server/differential.py --write /tmp/ascii
   jaxengine serve /tmp/ascii --served-model-name M --dtype float32 --port 8001
   python -m vllm.entrypoints.openai.api_server --model /tmp/ascii --served-model-name M --dtype float32 \\
       --enforce-eager --max-model-len 256 --port 8002
-  PYTHONPATH=tests/checkpoint python tests/server/differential.py http://127.0.0.1:8001 http://127.0.0.1:8002 M
+  python tests/server/differential.py http://127.0.0.1:8001 http://127.0.0.1:8002 M
 
 Left out is what servers decide differently: greedy decoding with n > 1, answers that do not fit the context, where JSON
 of a schema may have spaces, and whether a complete form takes one more token, the end's, which this engine saves.
@@ -21,6 +21,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "checkpoint"))      # tiny_checkpoints
 
 from ascii_model import VOCAB, write_ascii_model
 

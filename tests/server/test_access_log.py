@@ -93,6 +93,8 @@ def test_other_messages_are_one_line_too(form: str) -> None:
     logger.warning("model %s", NASTY)
     logging.getLogger("uvicorn.error").warning("bad\nrequest")
     logging.getLogger("another.package").info("too quiet")
+    # What uvicorn says of each handshake that was refused with a response.
+    logging.getLogger("uvicorn.error").error("ASGI callable returned without completing handshake.")
     first, second, end = stream.getvalue().split("\n")
     assert end == ""
     assert first.isascii()

@@ -196,3 +196,11 @@ def test_priority_counts_only_where_it_is_enabled(serve: Any, service: ModelServ
 def test_wrong_settings_do_not_start(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         ServerSettings(**settings)
+
+
+@pytest.mark.parametrize("path", [C, "/tokenize"])
+def test_a_bad_chunk_is_no_fault_of_ours(wire: Wire, caplog: pytest.LogCaptureFixture, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert wire.raw(head.encode() + b"ZZ\r\nabc").startswith(b"HTTP/1.1 400")
+    time.sleep(0.1)      # what goes wrong would be logged after the answer
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

@@ -200,3 +200,21 @@ def test_a_huge_prompt_is_refused_at_once_and_health_stays_live(wire: Wire) -> N
 def test_an_error_never_quotes_more_than_a_little(wire: Wire) -> None:
     answer = wire.post(C, {"prompt": "a", "stop": [{"x": "y" * 100_000}]})
     assert len(answer.body) < 1000
+
+
+@pytest.mark.parametrize(("body", "message"), [
+    (b'{"prompt": "x",}', "the body is not valid JSON: Expecting property name enclosed in double quotes"),
+    (b'{"prompt": "x", "temperature": 1e999}', "the body is not valid JSON: '1e999' is out of range"),
+    (b'{"prompt": "x", "temperature": NaN}', "the body is not valid JSON: NaN is not a number of JSON"),
+    (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", "the body is not valid JSON: a number has too many digits"),
+    (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the body is nested too deeply"),
+])
+def test_what_is_wrong_with_json_is_said(wire: Wire, body: bytes, message: str) -> None:
+    answer = wire.request("POST", C, body, {"content-type": "application/json"})
+    assert answer.status == 400
+    assert answer.error["message"].startswith(message)
+
+
+def test_tokenize_takes_one_of_prompt_and_messages(wire: Wire) -> None:
+    answer = wire.post("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]})
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
