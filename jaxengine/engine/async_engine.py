@@ -76,8 +76,11 @@ class OutputStream:
             await self._reader
         items, self._items = self._items, []
         batch = []
-        for item in items:
+        for at, item in enumerate(items):
             if isinstance(item, BaseException):
+                if batch:      # what came before it is told first
+                    self._items = items[at:] + self._items
+                    return batch
                 self.close()
                 raise item
             self._open -= item[1].finished

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 from starlette.types import Receive
@@ -53,13 +54,17 @@ def running(
 
 
 async def _sound(stream: OutputStream) -> AsyncIterator[Batch]:
+    """The same batches; raises ApiError where one tells of an error, after what came before it."""
     async for batch in stream:
-        for _, output in batch:
-            if output.error == NOT_FINITE:
-                raise failed(f"the model could not go on: {output.error}", "model_error")
-            if output.error is not None:      # what the request itself asked for could not be followed to the end
-                raise bad_request(output.error)
-        yield batch
+        error = next((output.error for _, output in batch if output.error is not None), None)
+        if error is None:
+            yield batch
+            continue
+        if before := list(takewhile(lambda entry: entry[1].error is None, batch)):
+            yield before
+        if error == NOT_FINITE:
+            raise failed(f"the model could not go on: {error}", "model_error")
+        raise bad_request(error)      # what the request itself asked for could not be followed to the end
 
 
 def end_all(ctx: ServerContext) -> None:

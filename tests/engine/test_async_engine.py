@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxengine import LLM, AsyncEngine, SamplingParams
-from jaxengine.engine.async_engine import EngineDeadError
+from jaxengine.engine.async_engine import EngineDeadError, OutputStream
 from jaxengine.engine.engine import Engine
 from jaxengine.types import RequestOutput
 
@@ -94,3 +94,15 @@ def test_a_failing_step_fails_everyone_and_hangs_nobody(engine: AsyncEngine, mon
     monkeypatch.undo()
     for request_id in list(engine.engine.requests):
         engine.engine.abort(request_id)
+
+
+def test_what_came_before_an_error_is_told_first(engine: AsyncEngine) -> None:
+    async def main() -> None:
+        stream, output = OutputStream(engine, ["a"], None), RequestOutput("a", None, [], [], finished=False)
+        stream.put((0, output))
+        stream.put(ValueError("too late"))
+        assert await anext(stream) == [(0, output)]
+        with pytest.raises(ValueError, match="too late"):
+            await anext(stream)
+
+    asyncio.run(main())

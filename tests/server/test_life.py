@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -19,10 +19,14 @@ import pytest
 from tiny_model import WINDOW
 from wire import Wire, http_post, read_all, running_server
 
+from jaxengine.engine.collect import NOT_FINITE
 from jaxengine.server.context import ServerContext
+from jaxengine.server.errors import ApiError
+from jaxengine.server.generation import _sound
 from jaxengine.server.lifecycle import Server
 from jaxengine.server.model_service import ModelService
 from jaxengine.server.settings import ServerSettings
+from jaxengine.types import RequestOutput
 
 C, H = "/v1/completions", "/v1/chat/completions"
 LONG: dict[str, Any] = {"prompt": "Hello", "max_tokens": WINDOW - 8, "ignore_eos": True, "temperature": 0}
@@ -184,6 +188,22 @@ def test_a_row_that_is_not_finite_fails_alone(wire: Wire, service: ModelService,
     assert "choices" in events[0]
     good = wire.post(C, {"prompt": "Hello", "temperature": 0, "max_tokens": 8})
     assert good.json["choices"][0]["text"] == greedy_text
+
+
+def test_tokens_before_an_error_are_sent() -> None:
+    good = RequestOutput("a", None, [], [], finished=False)
+    bad = RequestOutput("a", None, [], [], finished=True, error=NOT_FINITE)
+
+    async def main() -> None:
+        async def stream() -> AsyncIterator[Any]:
+            yield [(0, good), (0, bad)]
+
+        sound = _sound(stream())      # type: ignore[arg-type]
+        assert await anext(sound) == [(0, good)]
+        with pytest.raises(ApiError, match="not finite"):
+            await anext(sound)
+
+    asyncio.run(main())
 
 
 def test_stuck(serve: Any, service: ModelService, monkeypatch: pytest.MonkeyPatch) -> None:
