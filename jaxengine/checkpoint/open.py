@@ -32,7 +32,7 @@ def open_checkpoint(
     if name in demo_models():
         demo = demo_models()[name]
         checkpoint = open_gguf(fetch_demo(demo, accept_terms, cache_dir, progress))
-        return replace(checkpoint, generation_config=checkpoint.generation_config | demo.generation_config)
+        return replace(checkpoint, generation_config={**checkpoint.generation_config, **demo.generation_config})
     path = Path(name).expanduser()
     if name and path.is_dir():
         return _open_folder(path)
