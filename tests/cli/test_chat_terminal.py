@@ -13,8 +13,9 @@ import pytest
 
 # A chat whose model says "word " for ever, 100 times a second.
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from types import SimpleNamespace
+signal.signal(signal.SIGINT, signal.default_int_handler)      # whoever runs the tests may ignore it
 import jaxengine
 from jaxengine.cli.main import main
 from jaxengine.types import CompletionOutput, RequestOutput, SamplingParams
