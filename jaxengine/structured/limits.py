@@ -12,6 +12,7 @@ MAX_BYTES = 256 * 1024        # of a schema
 MAX_GRAMMAR_BYTES = 2 * MAX_BYTES
 MAX_DEPTH = 64                # schemas within schemas
 MAX_PROPERTIES = 1000         # in a whole schema
+MAX_INTEGER = 2**53           # of enum and const
 MAX_ENUM = 5000               # enum values in a whole schema, or choices
 MAX_REGEX_BYTES = 4096
 MAX_REPEAT = 10_000           # any count: {m,n} in an expression, minItems, maxLength and their like
@@ -77,6 +78,7 @@ class _SchemaWalk:
         if isinstance(schema.get("enum"), list):
             self._enum_values += len(schema["enum"])
             _at_most("enum values", self._enum_values, MAX_ENUM)
+        _check_integers([schema.get("enum"), schema.get("const")])
         for key, value in schema.items():
             if key not in _LITERALS:
                 self._check_children(key, value, depth)
@@ -94,6 +96,19 @@ class _SchemaWalk:
             children = value if isinstance(value, list) else [value]
         for child in children:
             self.check(child, depth + 1)
+
+
+def _check_integers(values: list[Any]) -> None:
+    """llguidance reads values as float64, and would write another integer than the one that was asked for."""
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError(f"the integer {value} in enum or const is beyond {MAX_INTEGER}: it cannot be kept exactly")
 
 
 def _check_repeats(text: str) -> None:

@@ -110,6 +110,14 @@ def test_at_the_limit(outputs: StructuredOutputs, compiler: GrammarCompiler):
     assert compiler.compile(outputs).matcher().num_tokens == 0
 
 
+@pytest.mark.parametrize("schema", [
+    {"enum": [1, 2**53 + 1]}, {"const": -(2**53) - 1}, {"properties": {"a": {"const": {"x": [2**60]}}}},
+])
+def test_integers_that_float64_does_not_hold_are_refused(schema: dict, compiler: GrammarCompiler):
+    with pytest.raises(GrammarError, match="it cannot be kept exactly"):
+        compiler.compile(StructuredOutputs(json=schema))
+
+
 HANGS = [
     StructuredOutputs(json={"type": "integer", "multipleOf": 999_983}),
     StructuredOutputs(grammar="start: T\nT: " + " & ".join(f"/(.*a.{{{i}}}b.*)/" for i in range(30))),

@@ -48,8 +48,9 @@ scalars = st.one_of(
         lambda t: {"type": "string", "minLength": t[0], "maxLength": sum(t)}),
     st.sampled_from(["^[a-c]{1,3}$", "^x", r"^\d{2}-[^\d]$"]).map(
         lambda p: {"type": "string", "pattern": p, "maxLength": 6}),
-    st.lists(st.one_of(st.integers(), st.text(max_size=4), st.none(), st.booleans()), min_size=1, max_size=4).map(
-        lambda values: {"enum": values}),
+    st.lists(
+        st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=4), st.none(), st.booleans()), min_size=1, max_size=4
+    ).map(lambda values: {"enum": values}),
     st.text(max_size=5).map(lambda value: {"const": value}),
 )
 KEYS = st.sampled_from(["a", "key", 'q"uote', "ü", "with space", "b\\s"])
