@@ -108,7 +108,9 @@ def _check_integers(values: list[Any]) -> None:
         elif isinstance(value, dict):
             waiting += value.values()
         elif isinstance(value, int) and abs(value) > MAX_INTEGER:
-            raise ValueError(f"the integer {value} in enum or const is beyond {MAX_INTEGER}: it cannot be kept exactly")
+            raise ValueError(
+                f"the integer {value} in enum or const is beyond {MAX_INTEGER}: it cannot be kept exactly; make it a text"
+            )
 
 
 def _check_repeats(text: str) -> None:
