@@ -109,7 +109,8 @@ def _check_integers(values: list[Any]) -> None:
             waiting += value.values()
         elif isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise ValueError(
-                f"the integer {value} in enum or const is beyond {MAX_INTEGER}: it cannot be kept exactly; make it a text"
+                f"the integer {value} in enum or const is beyond {MAX_INTEGER}: it cannot be kept exactly; "
+                "make it a text"
             )
 
 
